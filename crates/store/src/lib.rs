@@ -1,1 +1,20 @@
-//! placeholder
+//! The store of a device: journal, extents, volume headers, index (docs/disk-format.md).
+//!
+//! A [`Store`] has no thread, clock or file of its own. It is handed a [`Device`] with each call,
+//! starts operations on it, and is told when they have completed; what it has finished comes out of
+//! [`Store::next_completion`].
+
+mod api;
+mod device;
+mod error;
+mod index;
+mod store;
+
+pub use api::{
+    Blocks, Completion, Content, Counters, Outcome, PositionList, ReadOutcome, Replica, ReplicaSlot,
+    ReplicaSpec, Usage,
+};
+pub use device::{Device, Geometry, Part, Persist};
+pub use error::{FormatError, OpenError, StoreError};
+pub use index::{Index, IndexBatch, IndexChange, IndexKey, IndexValue};
+pub use store::{Existing, FormatOptions, OpenOptions, Store};
