@@ -7,11 +7,11 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::rc::Rc;
 
 use ashlar_replication::values::Time;
 
-use crate::address::Address;
 use crate::buffer::Pool;
 use crate::event::{Event, ListenerId, SocketId};
 use crate::file::File;
@@ -26,7 +26,8 @@ const ACCEPTS_PER_TURN: usize = 64;
 
 pub(crate) struct Listener {
     pub(crate) fd: OwnedFd,
-    pub(crate) address: Address,
+    /// The file of a unix socket, to be removed at the end.
+    pub(crate) path: Option<PathBuf>,
     /// When to try again after accept failed for want of resources.
     pub(crate) retry_at: Option<Time>,
     /// The kernel watches it (io_uring), or epoll does.
@@ -34,12 +35,19 @@ pub(crate) struct Listener {
     pub(crate) closed: bool,
 }
 
-impl Drop for Listener {
-    fn drop(&mut self) {
-        if let Address::Unix(path) = &self.address {
+impl Listener {
+    /// Removes the file of a unix socket, once: later it may belong to another listener.
+    pub(crate) fn remove_path(&mut self) {
+        if let Some(path) = self.path.take() {
             // Gone already is fine; anything else cannot be helped here.
             let _ = std::fs::remove_file(path);
         }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.remove_path();
     }
 }
 

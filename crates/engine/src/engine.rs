@@ -15,9 +15,11 @@ use crate::options::{EngineError, EngineKind, Options};
 use crate::portable::Portable;
 use crate::shared::SharedBytes;
 use crate::socket::Phase;
+use crate::uring::Uring;
 use crate::waker::Waker;
 
 enum Backend {
+    IoUring(Box<Uring>),
     Portable(Portable),
 }
 
@@ -28,10 +30,14 @@ pub struct Engine {
     notice: Option<String>,
 }
 
+/// The kernel moves less than 2 GiB at once.
+const OPERATION_BYTES_MAX: usize = 1 << 30;
+
 /// Calls the same method of whichever backend there is.
 macro_rules! backend {
     ($self:ident . $method:ident ( $($argument:expr),* )) => {
         match &mut $self.backend {
+            Backend::IoUring(backend) => backend.$method(&mut $self.core, $($argument),*),
             Backend::Portable(backend) => backend.$method(&mut $self.core, $($argument),*),
         }
     };
@@ -45,17 +51,33 @@ impl Engine {
     /// [`EngineError::Setup`] when the kernel refuses what both kinds need.
     pub fn new(options: Options) -> Result<Engine, EngineError> {
         let core = Core::new(options).map_err(EngineError::Setup)?;
-        let backend = Backend::Portable(Portable::new(&core).map_err(EngineError::Setup)?);
+        let mut notice = None;
+        let ring = match core.options.kind {
+            Some(EngineKind::Portable) => None,
+            Some(EngineKind::IoUring) => Some(Uring::new(&core)?),
+            None => match Uring::new(&core) {
+                Ok(ring) => Some(ring),
+                Err(error) => {
+                    notice = Some(fallback_notice(&error));
+                    None
+                }
+            },
+        };
+        let backend = match ring {
+            Some(ring) => Backend::IoUring(Box::new(ring)),
+            None => Backend::Portable(Portable::new(&core).map_err(EngineError::Setup)?),
+        };
         Ok(Engine {
             core,
             backend,
-            notice: None,
+            notice,
         })
     }
 
     /// The kind that is in use.
     pub fn kind(&self) -> EngineKind {
         match &self.backend {
+            Backend::IoUring(_) => EngineKind::IoUring,
             Backend::Portable(_) => EngineKind::Portable,
         }
     }
@@ -102,9 +124,13 @@ impl Engine {
     /// Those of the system, for example an address in use.
     pub fn listen(&mut self, address: &Address) -> io::Result<(ListenerId, Address)> {
         let (fd, actual) = net::listen(address)?;
+        let path = match &actual {
+            Address::Unix(path) => Some(path.clone()),
+            Address::Tcp(_) => None,
+        };
         let key = self.core.listeners.insert(Listener {
             fd,
-            address: actual.clone(),
+            path,
             retry_at: None,
             watched: false,
             closed: false,
@@ -240,7 +266,7 @@ impl Engine {
     /// Reads `len` bytes at `offset` to the front of `buf`; answered by [`Event::File`].
     ///
     /// # Panics
-    /// When `buf` is shorter than `len` or the file is not open.
+    /// When `buf` is shorter than `len`, `len` is above 1 GiB, or the file is not open.
     pub fn read(&mut self, file: FileId, token: u64, offset: u64, buf: IoBuf, len: usize) {
         self.start(file, token, Action::Read, offset, Some(buf), len);
     }
@@ -249,7 +275,7 @@ impl Engine {
     /// said about the order of operations that are under way at the same time.
     ///
     /// # Panics
-    /// When `buf` is shorter than `len` or the file is not open.
+    /// When `buf` is shorter than `len`, `len` is above 1 GiB, or the file is not open.
     pub fn write(
         &mut self,
         file: FileId,
@@ -280,7 +306,10 @@ impl Engine {
         len: usize,
     ) {
         let room = buf.as_ref().map_or(0, |buf| buf.len());
-        assert!(len <= room, "{len} bytes of a buffer of {room}");
+        assert!(
+            len <= room && len <= OPERATION_BYTES_MAX,
+            "{len} bytes of a buffer of {room}"
+        );
         let entry = self
             .core
             .files
@@ -323,4 +352,18 @@ impl Engine {
         }
         backend!(self.poll(deadline, events)).map_err(EngineError::Poll)
     }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        backend!(self.shut_down());
+    }
+}
+
+fn fallback_notice(error: &EngineError) -> String {
+    use std::error::Error;
+    let cause = error
+        .source()
+        .map_or(String::new(), |source| format!(" ({source})"));
+    format!("{error}{cause}; using the portable engine")
 }

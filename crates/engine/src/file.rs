@@ -7,6 +7,9 @@ use std::path::Path;
 use rustix::fs::{FileType, Mode, OFlags};
 
 use crate::buffer::IoBuf;
+use crate::core::Core;
+use crate::event::Event;
+use crate::slab::Key;
 
 /// How a durable write is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -258,5 +261,17 @@ unsafe fn attempt(
         Err(io::Error::last_os_error())
     } else {
         Ok(done as usize)
+    }
+}
+
+/// Reports the result of an operation.
+pub(crate) fn finish(core: &mut Core, file: Key, operation: Operation, result: io::Result<usize>) {
+    let Operation { token, buf, .. } = operation;
+    core.ready.push_back(Event::File { token, result, buf });
+    if let Some(entry) = core.files.get_mut(file) {
+        entry.operations -= 1;
+        if entry.closed && entry.operations == 0 {
+            core.files.remove(file);
+        }
     }
 }

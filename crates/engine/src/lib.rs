@@ -21,6 +21,8 @@ mod shared;
 mod slab;
 mod socket;
 mod spin;
+mod tag;
+mod uring;
 mod waker;
 
 pub use address::{Address, AddressError};

@@ -8,56 +8,15 @@ use rustix::event::{Timespec, epoll};
 
 use crate::core::{Core, monotonic_now};
 use crate::event::Event;
-use crate::file::{Action, Durability, Operation};
+use crate::file::{Action, Durability, Operation, finish};
 use crate::net;
 use crate::slab::Key;
 use crate::socket::{Phase, Socket};
 use crate::spin::Spin;
+use crate::tag::{self, Kind};
 
 /// Events taken from the kernel at once; more come with the next turn.
 const EVENTS_PER_WAIT: usize = 256;
-
-/// What epoll hands back: two bits of kind, the place and half of the generation in one number.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Watched {
-    Socket(Key),
-    Listener(Key),
-    Waker,
-}
-
-const KIND_SHIFT: u32 = 56;
-const INDEX_SHIFT: u32 = 32;
-
-impl Watched {
-    fn data(self) -> epoll::EventData {
-        let (kind, key) = match self {
-            Watched::Socket(key) => (1, key),
-            Watched::Listener(key) => (2, key),
-            Watched::Waker => (
-                3,
-                Key {
-                    index: 0,
-                    generation: 0,
-                },
-            ),
-        };
-        let place = u64::from(key.index) << INDEX_SHIFT;
-        epoll::EventData::new_u64(kind << KIND_SHIFT | place | u64::from(key.generation))
-    }
-
-    fn from_data(data: u64) -> Watched {
-        let index = (data >> INDEX_SHIFT) as u32 & 0x00ff_ffff;
-        let key = Key {
-            index,
-            generation: data as u32,
-        };
-        match data >> KIND_SHIFT {
-            1 => Watched::Socket(key),
-            2 => Watched::Listener(key),
-            _ => Watched::Waker,
-        }
-    }
-}
 
 pub(crate) struct Portable {
     epoll: OwnedFd,
@@ -75,7 +34,7 @@ impl Portable {
         epoll::add(
             &epoll,
             core.waker.fd(),
-            Watched::Waker.data(),
+            data(Kind::Waker, tag::NO_KEY),
             epoll::EventFlags::IN,
         )?;
         Ok(Portable {
@@ -91,7 +50,7 @@ impl Portable {
         let Some(listener) = core.listeners.get_mut(key).filter(|l| !l.watched) else {
             return Ok(());
         };
-        let data = Watched::Listener(key).data();
+        let data = data(Kind::Listener, key);
         epoll::add(&self.epoll, &listener.fd, data, epoll::EventFlags::IN)?;
         listener.watched = true;
         Ok(())
@@ -168,6 +127,15 @@ impl Portable {
         Ok(())
     }
 
+    /// Offers queued output to the kernel once more and closes everything.
+    pub(crate) fn shut_down(&mut self, core: &mut Core) {
+        self.run_deferred(core);
+        let sockets: Vec<Key> = core.sockets.keys().collect();
+        for key in sockets {
+            self.close_socket(core, key);
+        }
+    }
+
     /// Sends what is queued and tells epoll what to watch.
     fn flush(&mut self, core: &mut Core) {
         for _ in 0..core.dirty.len() {
@@ -189,7 +157,7 @@ impl Portable {
                 continue;
             }
             let flags = epoll::EventFlags::from_bits_retain(wanted);
-            let data = Watched::Socket(key).data();
+            let data = data(Kind::Socket, key);
             let result = match socket.interest {
                 None => epoll::add(&self.epoll, &socket.fd, data, flags),
                 Some(_) => epoll::modify(&self.epoll, &socket.fd, data, flags),
@@ -268,9 +236,9 @@ impl Portable {
     fn dispatch(&mut self, core: &mut Core, events: &mut Vec<Event>) {
         for index in 0..self.found.len() {
             let found = self.found[index];
-            match Watched::from_data(found.data.u64()) {
-                Watched::Socket(key) => socket_ready(core, key, found.flags, events),
-                Watched::Listener(key) => {
+            match tag::unpack(found.data.u64()) {
+                (Kind::Socket, key) => socket_ready(core, key, found.flags, events),
+                (Kind::Listener, key) => {
                     core.accept_ready(key, |_, _| ());
                     // Level-triggered: one that cannot accept would be reported again and again.
                     if core
@@ -281,7 +249,7 @@ impl Portable {
                         self.unwatch_listener(core, key);
                     }
                 }
-                Watched::Waker => {
+                _ => {
                     if core.waker.take() {
                         core.ready.push_back(Event::Woken);
                     }
@@ -291,15 +259,8 @@ impl Portable {
     }
 }
 
-pub(crate) fn finish(core: &mut Core, file: Key, operation: Operation, result: io::Result<usize>) {
-    let Operation { token, buf, .. } = operation;
-    core.ready.push_back(Event::File { token, result, buf });
-    if let Some(entry) = core.files.get_mut(file) {
-        entry.operations -= 1;
-        if entry.closed && entry.operations == 0 {
-            core.files.remove(file);
-        }
-    }
+fn data(kind: Kind, key: Key) -> epoll::EventData {
+    epoll::EventData::new_u64(tag::pack(kind, key))
 }
 
 /// What epoll should watch for on behalf of the socket.

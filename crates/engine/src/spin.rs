@@ -31,6 +31,10 @@ impl Spin {
         }
     }
 
+    pub(crate) fn is_on(&self) -> bool {
+        !self.limit.is_zero()
+    }
+
     /// When a poll that starts now should stop spinning.
     pub(crate) fn until(&self, now: Time) -> Time {
         if self.limit.is_zero() || self.rest > 0 {
