@@ -168,7 +168,7 @@ mod tests {
             let mut gathered = Vec::new();
             // SAFETY: the message and its pieces are valid until `sent`.
             unsafe {
-                for index in 0..(*message).msg_iovlen as usize {
+                for index in 0..(*message).msg_iovlen {
                     let piece = *(*message).msg_iov.add(index);
                     gathered.extend_from_slice(std::slice::from_raw_parts(
                         piece.iov_base.cast::<u8>(),

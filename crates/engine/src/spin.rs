@@ -7,7 +7,10 @@ use std::time::Duration;
 
 use ashlar_replication::values::Time;
 
-/// Misses in a row until spinning stops.
+/// Hits in a row after which spinning counts as proven. A single one can be luck: a thread that
+/// spins on the core of its peer is interrupted now and then, and then finds something.
+const HITS_TO_PROVE: u32 = 16;
+/// Misses until spinning stops once it was proven; before, the first one stops it.
 const MISSES_MAX: u32 = 3;
 /// Short sleeps after which it is tried again; doubles with each failed trial up to the maximum.
 const REST_MIN: u32 = 16;
@@ -15,7 +18,9 @@ const REST_MAX: u32 = 4096;
 
 pub(crate) struct Spin {
     limit: Duration,
-    misses: u32,
+    hits: u32,
+    /// Misses to go until spinning stops.
+    credit: u32,
     /// Short sleeps to go until spinning is tried again.
     rest: u32,
     rest_next: u32,
@@ -25,7 +30,8 @@ impl Spin {
     pub(crate) fn new(limit: Duration) -> Spin {
         Spin {
             limit,
-            misses: 0,
+            hits: 0,
+            credit: 1,
             rest: 0,
             rest_next: REST_MIN,
         }
@@ -46,8 +52,12 @@ impl Spin {
 
     /// Something happened while spinning.
     pub(crate) fn hit(&mut self) {
-        self.misses = 0;
-        self.rest_next = REST_MIN;
+        self.hits += 1;
+        if self.hits >= HITS_TO_PROVE {
+            self.hits = 0;
+            self.credit = MISSES_MAX;
+            self.rest_next = REST_MIN;
+        }
     }
 
     /// Something happened after sleeping. `waited` says how long after the start of the poll; it
@@ -57,9 +67,10 @@ impl Spin {
             return;
         }
         if spun {
-            self.misses += 1;
-            if self.misses >= MISSES_MAX {
-                self.misses = 0;
+            self.hits = 0;
+            self.credit -= 1;
+            if self.credit == 0 {
+                self.credit = 1;
                 self.rest = self.rest_next;
                 self.rest_next = (self.rest_next * 2).min(REST_MAX);
             }
@@ -88,6 +99,9 @@ mod tests {
     #[test]
     fn an_idle_engine_stops_spinning_and_starts_again_when_events_come_quickly() {
         let mut spin = Spin::new(LIMIT);
+        for _ in 0..HITS_TO_PROVE {
+            spin.hit();
+        }
         for _ in 0..MISSES_MAX {
             assert!(spins(&spin));
             spin.slept(true, || Duration::from_secs(1));
@@ -101,6 +115,22 @@ mod tests {
             spin.slept(false, || Duration::from_micros(10));
         }
         assert!(spins(&spin));
+    }
+
+    #[test]
+    fn lucky_hits_do_not_prove_spinning() {
+        let mut spin = Spin::new(LIMIT);
+        let mut spun = 0;
+        for round in 0..10_000 {
+            let spinning = spins(&spin);
+            spun += u32::from(spinning);
+            if spinning && round % 3 == 0 {
+                spin.hit();
+            } else {
+                spin.slept(spinning, || Duration::from_micros(10));
+            }
+        }
+        assert!(spun < 100, "{spun}");
     }
 
     #[test]

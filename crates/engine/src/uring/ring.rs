@@ -18,6 +18,9 @@ const COMPLETIONS_PER_ENTRY: u32 = 8;
 /// Attempts to hand entries over while the kernel says "later" (it is out of memory).
 const SUBMIT_ATTEMPTS_MAX: u32 = 1000;
 
+/// Looks at the ring between two looks at the clock while spinning: less than a microsecond.
+const LOOKS_PER_CLOCK: u32 = 8;
+
 pub(crate) struct Completion {
     pub(crate) data: u64,
     pub(crate) result: i32,
@@ -235,16 +238,30 @@ impl Ring {
 
     /// Spins, without system calls while there is nothing to do; true if something is complete.
     fn spin(&mut self, until: Time) -> io::Result<bool> {
+        self.submit()?;
         loop {
-            self.submit()?;
-            if !self.completions.is_empty() {
-                return Ok(true);
+            for _ in 0..LOOKS_PER_CLOCK {
+                if self.is_stirring() {
+                    self.submit()?;
+                }
+                if !self.completions.is_empty() {
+                    return Ok(true);
+                }
+                std::hint::spin_loop();
             }
             if monotonic_now() >= until {
                 return Ok(false);
             }
-            std::hint::spin_loop();
         }
+    }
+
+    /// There are completions, or work that the kernel does when it is called. No system call.
+    fn is_stirring(&mut self) -> bool {
+        if !self.ring.completion().is_empty() {
+            return true;
+        }
+        let queue = self.ring.submission();
+        queue.taskrun() || queue.cq_overflow()
     }
 }
 
