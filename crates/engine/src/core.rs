@@ -259,14 +259,22 @@ impl Core {
                 }
                 Ok(None) => return,
                 Err(error) => {
-                    listener.retry_at = Some(self.now + self.options.accept_retry);
-                    self.starved.push(key);
+                    self.starve(key);
                     let listener = ListenerId(key);
                     self.ready
                         .push_back(Event::AcceptFailed { listener, error });
                     return;
                 }
             }
+        }
+    }
+
+    /// Leaves a listener alone for a while, because something it needs is used up.
+    pub(crate) fn starve(&mut self, key: Key) {
+        let retry_at = self.now + self.options.accept_retry;
+        if let Some(listener) = self.listeners.get_mut(key) {
+            listener.retry_at = Some(retry_at);
+            self.starved.push(key);
         }
     }
 
@@ -415,4 +423,32 @@ pub(crate) fn is_transient(error: &io::Error) -> bool {
         error.kind(),
         io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listener_that_still_finds_nothing_waits_for_the_next_time() {
+        let mut core = Core::new(Options::default()).unwrap();
+        let (fd, _) = net::listen(&"tcp:127.0.0.1:0".parse().unwrap()).unwrap();
+        let listener = Listener {
+            fd,
+            path: None,
+            retry_at: None,
+            watched: false,
+            closed: false,
+        };
+        let key = core.listeners.insert(listener);
+        core.starve(key);
+        core.now = core.now + core.options.accept_retry;
+        let mut retries = 0;
+        let next = core.run_timers(|core, key| {
+            retries += 1;
+            core.starve(key);
+        });
+        assert_eq!(retries, 1);
+        assert_eq!(next, core.now + core.options.accept_retry);
+    }
 }

@@ -105,9 +105,8 @@ impl Portable {
         events: &mut Vec<Event>,
     ) -> io::Result<()> {
         let wake = core.run_timers(|core, key| {
-            // Cannot fail for want of memory more than once: the timer tries again.
             if self.watch_listener(core, key).is_err() {
-                core.starved.push(key);
+                core.starve(key);
             }
         });
         let deadline = deadline.min(wake);

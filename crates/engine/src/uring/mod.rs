@@ -165,7 +165,7 @@ impl Uring {
     fn run_timers(&mut self, core: &mut Core) -> Time {
         core.run_timers(|core, key| {
             if self.watch_listener(core, key).is_err() {
-                core.starved.push(key);
+                core.starve(key);
             }
         })
     }
@@ -321,7 +321,7 @@ impl Uring {
         }
         core.accept_ready(key, |core, socket| self.prepare_socket(core, socket));
         if self.watch_listener(core, key).is_err() {
-            core.starved.push(key);
+            core.starve(key);
         }
     }
 
