@@ -117,7 +117,7 @@ pub fn list(context: &Context) -> anyhow::Result<Outcome> {
     Ok(Outcome::Good)
 }
 
-/// `ashlar volume status`: exit code 1 when a replica is not in service and in sync.
+/// `ashlar volume status`. A volume with replicas missing is shown like any other.
 pub fn status(context: &Context, name: &str) -> anyhow::Result<Outcome> {
     let volume = context.state.volume(name)?;
     let initiator = context.cluster()?.initiator;
@@ -148,8 +148,7 @@ pub fn status(context: &Context, name: &str) -> anyhow::Result<Outcome> {
             })
         })?;
     output::print(context.format, &status, status_table)?;
-    let good = status.replicas.iter().all(|r| r.state == "complete");
-    Ok(if good { Outcome::Good } else { Outcome::Bad })
+    Ok(Outcome::Good)
 }
 
 async fn replica(volume: &VolumeRecord, member: &MemberRecord) -> anyhow::Result<ReplicaStatus> {
