@@ -354,3 +354,106 @@ impl Write for Stream {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+    use std::thread::JoinHandle;
+
+    use super::*;
+
+    /// A server that answers one handshake, then plays the transmission phase that `play` is.
+    fn server(
+        refuse: bool,
+        play: impl FnOnce(&mut UnixStream) -> io::Result<()> + Send + 'static,
+    ) -> (tempfile::TempDir, String, JoinHandle<()>) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s o");
+        let listener = UnixListener::bind(&path).unwrap();
+        let thread = std::thread::spawn(move || {
+            let (mut s, _) = listener.accept().unwrap();
+            let mut hello = MAGIC.to_be_bytes().to_vec();
+            hello.extend(OPTION_MAGIC.to_be_bytes());
+            hello.extend(3u16.to_be_bytes());
+            s.write_all(&hello).unwrap();
+            // Flags, magic, GO, length, length of the name, "a b", number of information requests.
+            let mut request = [0; 4 + 8 + 4 + 4 + 4 + 3 + 2];
+            s.read_exact(&mut request).unwrap();
+            assert_eq!(&request[24..27], b"a b");
+            let mut option = |kind: u32, data: &[u8]| {
+                let mut reply = OPTION_REPLY_MAGIC.to_be_bytes().to_vec();
+                for field in [OPTION_GO, kind, data.len() as u32] {
+                    reply.extend(field.to_be_bytes());
+                }
+                reply.extend(data);
+                s.write_all(&reply).unwrap();
+            };
+            if refuse {
+                option(0x8000_0006, b"unknown export");
+                return;
+            }
+            // Block sizes, which are not asked for, and the export: size and flags.
+            option(REPLY_INFO, &[0, 3, 0, 0, 0, 1, 0, 0, 16, 0, 2, 0, 0, 0]);
+            option(REPLY_INFO, &[0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 5]);
+            option(REPLY_ACK, &[]);
+            play(&mut s).unwrap();
+        });
+        let path = path.display().to_string().replace(' ', "%20");
+        (folder, format!("nbd+unix:///a%20b?socket={path}"), thread)
+    }
+
+    fn reply(cookie: u64, error: u32) -> Vec<u8> {
+        let mut bytes = SIMPLE_REPLY_MAGIC.to_be_bytes().to_vec();
+        bytes.extend(error.to_be_bytes());
+        bytes.extend(cookie.to_be_bytes());
+        bytes
+    }
+
+    #[test]
+    fn a_session_reads_writes_and_passes_errors_on() {
+        let (_folder, uri, thread) = server(false, |s| {
+            let mut header = [0; 28];
+            s.read_exact(&mut header)?;
+            assert_eq!(&header[..8], [0x25, 0x60, 0x95, 0x13, 0, 0, 0, 1]);
+            assert_eq!(&header[16..], [0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 3]);
+            let mut data = [0; 3];
+            s.read_exact(&mut data)?;
+            assert_eq!(data, [7, 8, 9]);
+            s.write_all(&reply(512, 0))?;
+            s.read_exact(&mut header)?;
+            s.write_all(&[reply(0, 0), vec![7, 8]].concat())?;
+            s.read_exact(&mut header)?;
+            s.write_all(&reply(0, 28))
+        });
+        let mut client = NbdClient::connect(&uri).unwrap();
+        assert_eq!(client.size_bytes(), 1 << 16);
+        client.write_at(512, &[7, 8, 9]).unwrap();
+        let mut got = [0; 2];
+        client.read_at(0, &mut got).unwrap();
+        assert_eq!(got, [7, 8]);
+        assert_eq!(
+            client.flush().unwrap_err().kind(),
+            io::ErrorKind::StorageFull
+        );
+        drop(client);
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn a_refusal_is_told_in_the_servers_words() {
+        let (_folder, uri, thread) = server(true, |_| Ok(()));
+        let error = NbdClient::connect(&uri)
+            .err()
+            .map(|e| format!("{e:#}"))
+            .unwrap();
+        assert!(error.contains("unknown export"), "{error}");
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn what_is_no_nbd_address_is_refused() {
+        for uri in ["", "http://a/b", "nbd+unix:///name", "nbd://"] {
+            assert!(NbdClient::connect(uri).is_err(), "{uri}");
+        }
+    }
+}
