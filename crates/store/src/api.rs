@@ -53,7 +53,7 @@ pub struct Replica {
 pub struct Blocks<'a> {
     /// `count` × 4096 bytes.
     pub data: &'a [u8],
-    /// One per block. The caller has checked them against `data`; the store stores them unchecked.
+    /// One per block. The store checks them before anything else, so the caller need not.
     pub crcs: &'a [U32],
 }
 

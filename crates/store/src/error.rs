@@ -23,6 +23,9 @@ pub enum StoreError {
     /// A range, a list or a size that does not fit.
     #[error("the range lies outside the volume or crosses an extent, or lists do not match it")]
     BadRange,
+    /// A block does not match the CRC-32C that came with it.
+    #[error("a block does not match the checksum that came with it")]
+    Checksum,
     /// Repair: the block's recorded position is another one.
     #[error("the block's position is not the expected one")]
     PositionChanged,

@@ -7,14 +7,20 @@
 mod api;
 mod device;
 mod error;
+#[cfg(any(test, feature = "test-support"))]
+pub mod fake;
+mod format;
 mod index;
+mod journal;
+mod memory;
+pub mod signature;
 mod store;
 
 pub use api::{
-    Blocks, Completion, Content, Counters, Outcome, PositionList, ReadOutcome, Replica, ReplicaSlot,
-    ReplicaSpec, Usage,
+    Blocks, Completion, Content, Counters, Outcome, PositionList, ReadOutcome, Replica,
+    ReplicaSlot, ReplicaSpec, Usage,
 };
 pub use device::{Device, Geometry, Part, Persist};
 pub use error::{FormatError, OpenError, StoreError};
-pub use index::{Index, IndexBatch, IndexChange, IndexKey, IndexValue};
-pub use store::{Existing, FormatOptions, OpenOptions, Store};
+pub use index::{Index, IndexBatch, IndexChange, IndexKey, IndexValue, MemoryIndex};
+pub use store::{Existing, FormatOptions, OpenOptions, Store, Zeroed};

@@ -1,9 +1,13 @@
 //! The index: which slot holds which extent. Only a copy of what the headers on the device say;
 //! see docs/decisions/0001-sled-is-only-an-index.md.
 
+mod memory;
+
 use std::io;
 
 use ashlar_replication::values::ExtentIndex;
+
+pub use memory::MemoryIndex;
 
 /// What an entry of the index is found by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
