@@ -97,6 +97,8 @@ struct Medium {
     current: Pages,
     /// Volatile writes in the order in which they were carried out.
     volatile: Vec<(u64, Vec<u8>)>,
+    /// Volatile writes that were made durable so far.
+    synced: usize,
 }
 
 impl Medium {
@@ -114,13 +116,22 @@ impl Medium {
         }
     }
 
+    /// Volatile writes that were carried out so far.
+    fn carried_out(&self) -> usize {
+        self.synced + self.volatile.len()
+    }
+
+    /// Makes the first `writes` of them durable.
     fn sync(&mut self, writes: usize) {
-        for (offset, data) in self.volatile.drain(..writes) {
+        let count = writes.saturating_sub(self.synced);
+        for (offset, data) in self.volatile.drain(..count) {
             write_pages(&mut self.durable, offset, &data);
         }
+        self.synced += count;
     }
 
     fn crash(&mut self, loss: Loss, random: &mut Random) {
+        self.synced = 0;
         for (offset, data) in std::mem::take(&mut self.volatile) {
             let whole = random.below(2) == 0;
             for (i, sector) in data.chunks(SECTOR).enumerate() {
@@ -447,7 +458,7 @@ impl Device for FakeDevice {
     }
 
     fn sync_blocking(&mut self, part: Part) -> io::Result<()> {
-        let writes = self.medium(part).volatile.len();
+        let writes = self.medium(part).carried_out();
         self.medium(part).sync(writes);
         Ok(())
     }
@@ -493,7 +504,7 @@ impl Device for FakeDevice {
 
     fn sync(&mut self, part: Part, token: u64) {
         self.started.2 += 1;
-        let writes = self.medium(part).volatile.len();
+        let writes = self.medium(part).carried_out();
         self.pending.push_back(Pending::Sync {
             part,
             token,
