@@ -6,9 +6,11 @@
 
 mod api;
 mod device;
+pub mod directory;
 mod error;
 #[cfg(any(test, feature = "test-support"))]
 pub mod fake;
+mod file_device;
 mod format;
 mod index;
 mod journal;
@@ -22,5 +24,6 @@ pub use api::{
 };
 pub use device::{Device, Geometry, Part, Persist};
 pub use error::{FormatError, OpenError, StoreError};
-pub use index::{Index, IndexBatch, IndexChange, IndexKey, IndexValue, MemoryIndex};
+pub use file_device::{FileCompleted, FileDevice};
+pub use index::{Index, IndexBatch, IndexChange, IndexKey, IndexValue, MemoryIndex, SledIndex};
 pub use store::{Existing, FormatOptions, OpenOptions, Store, Zeroed};

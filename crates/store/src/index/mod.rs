@@ -2,12 +2,14 @@
 //! see docs/decisions/0001-sled-is-only-an-index.md.
 
 mod memory;
+mod on_sled;
 
 use std::io;
 
 use ashlar_replication::values::ExtentIndex;
 
 pub use memory::MemoryIndex;
+pub use on_sled::SledIndex;
 
 /// What an entry of the index is found by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -252,6 +252,14 @@ impl Store {
         Ok(())
     }
 
+    /// Identity of the store on a device, without opening it.
+    ///
+    /// # Errors
+    /// [`OpenError`] as [`Store::open`].
+    pub fn identify<D: Device>(dev: &mut D) -> Result<DeviceId, OpenError> {
+        Ok(read_superblock(dev)?.0)
+    }
+
     /// Opens a store and recovers what the last crash left. Nothing is written to the device: what recovery
     /// found goes home later like everything else.
     ///

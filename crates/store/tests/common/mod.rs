@@ -22,11 +22,17 @@ pub const DEVICE: DeviceId = DeviceId([7; 16]);
 pub const MIB: u64 = 1 << 20;
 
 pub fn position(epoch: u32, sequence: u64) -> Position {
-    Position { epoch: EpochNumber(epoch), sequence: Sequence(sequence) }
+    Position {
+        epoch: EpochNumber(epoch),
+        sequence: Sequence(sequence),
+    }
 }
 
 pub fn range(start: u64, count: u32) -> BlockRange {
-    BlockRange { start: Block(start), count }
+    BlockRange {
+        start: Block(start),
+        count,
+    }
 }
 
 pub fn volume(number: u8) -> VolumeId {
@@ -35,7 +41,10 @@ pub fn volume(number: u8) -> VolumeId {
 
 pub fn state(nonce: u64) -> MemberState {
     MemberState {
-        id: MemberId { device: DEVICE, nonce },
+        id: MemberId {
+            device: DEVICE,
+            nonce,
+        },
         role: Role::Data,
         promised: Epoch::default(),
         configuration: None,
@@ -61,7 +70,11 @@ pub fn block_content(seed: u64) -> Vec<u8> {
     let mut value = seed;
     for _ in 0..512 {
         out.extend_from_slice(&value.to_le_bytes());
-        value = if seed == 0 { 0 } else { value.wrapping_mul(0x5851_f42d_4c95_7f2d) + 1 };
+        value = if seed == 0 {
+            0
+        } else {
+            value.wrapping_mul(0x5851_f42d_4c95_7f2d) + 1
+        };
     }
     out
 }
@@ -75,12 +88,18 @@ pub struct Data {
 impl Data {
     pub fn of(seeds: &[u64]) -> Data {
         let data: Vec<u8> = seeds.iter().flat_map(|seed| block_content(*seed)).collect();
-        let crcs = data.chunks(4096).map(|b| U32::new(crc32c::crc32c(b))).collect();
+        let crcs = data
+            .chunks(4096)
+            .map(|b| U32::new(crc32c::crc32c(b)))
+            .collect();
         Data { data, crcs }
     }
 
     pub fn content(&self) -> Content<'_> {
-        ContentOf::Data(Blocks { data: &self.data, crcs: &self.crcs })
+        ContentOf::Data(Blocks {
+            data: &self.data,
+            crcs: &self.crcs,
+        })
     }
 }
 
@@ -96,7 +115,11 @@ pub fn format_options() -> FormatOptions {
 
 /// Small limits, so that eviction and pressure happen.
 pub fn open_options() -> OpenOptions {
-    OpenOptions { dirty_bytes_max: 1 << 20, headers_max: 16, journaled_bytes_max: 64 << 10 }
+    OpenOptions {
+        dirty_bytes_max: 1 << 20,
+        headers_max: 16,
+        journaled_bytes_max: 64 << 10,
+    }
 }
 
 pub struct Rig {
@@ -124,7 +147,14 @@ impl Rig {
         options: OpenOptions,
     ) -> Result<Rig, OpenError> {
         let store = Store::open(&mut dev, Box::new(index.clone()), options)?;
-        Ok(Rig { dev, index, store, options, done: BTreeMap::new(), next_token: 1 })
+        Ok(Rig {
+            dev,
+            index,
+            store,
+            options,
+            done: BTreeMap::new(),
+            next_token: 1,
+        })
     }
 
     pub fn reopen(self) -> Rig {
@@ -139,7 +169,10 @@ impl Rig {
 
     pub fn collect(&mut self) {
         while let Some(Completion { token, outcome }) = self.store.next_completion() {
-            assert!(self.done.insert(token, outcome).is_none(), "token {token} is reported twice");
+            assert!(
+                self.done.insert(token, outcome).is_none(),
+                "token {token} is reported twice"
+            );
         }
     }
 
@@ -150,7 +183,12 @@ impl Rig {
             self.collect();
             return false;
         };
-        self.store.device_completed(&mut self.dev, completed.token, completed.result, completed.buf);
+        self.store.device_completed(
+            &mut self.dev,
+            completed.token,
+            completed.result,
+            completed.buf,
+        );
         self.collect();
         true
     }
@@ -185,7 +223,10 @@ impl Rig {
     pub fn create(&mut self, number: u8, size_blocks: u64) -> ReplicaSlot {
         let token = self.token();
         let spec = spec(number, u64::from(number), size_blocks);
-        let slot = self.store.create_replica(&mut self.dev, token, spec).expect("room for it");
+        let slot = self
+            .store
+            .create_replica(&mut self.dev, token, spec)
+            .expect("room for it");
         self.settle();
         self.expect_done(token);
         slot
@@ -219,7 +260,14 @@ impl Rig {
     pub fn zero(&mut self, slot: ReplicaSlot, p: Position, start: u64, count: u32) {
         let token = self.token();
         self.store
-            .write(&mut self.dev, token, slot, p, range(start, count), ContentOf::Zeros)
+            .write(
+                &mut self.dev,
+                token,
+                slot,
+                p,
+                range(start, count),
+                ContentOf::Zeros,
+            )
             .expect("the write is accepted");
         self.settle();
         self.expect_done(token);
@@ -253,10 +301,17 @@ impl Rig {
     }
 
     pub fn expect_blocks(&mut self, slot: ReplicaSlot, start: u64, expected: &[(Position, u64)]) {
-        let outcome = self.read(slot, start, expected.len() as u32).expect("the blocks are good");
+        let outcome = self
+            .read(slot, start, expected.len() as u32)
+            .expect("the blocks are good");
         for (i, (position, seed)) in expected.iter().enumerate() {
             let content = block_content(*seed);
-            assert_eq!(outcome.positions[i], *position, "position of block {}", start + i as u64);
+            assert_eq!(
+                outcome.positions[i],
+                *position,
+                "position of block {}",
+                start + i as u64
+            );
             assert_eq!(outcome.crcs[i], crc32c::crc32c(&content));
             match &outcome.buf {
                 Some(buf) => assert!(buf[i * 4096..(i + 1) * 4096] == content[..]),
@@ -274,12 +329,15 @@ impl Rig {
     ) -> Vec<(u64, Position)> {
         let token = self.token();
         let range = range(start, steps.len() as u32);
-        self.store.copy(&mut self.dev, token, slot, range, steps, content).expect("accepted");
+        self.store
+            .copy(&mut self.dev, token, slot, range, steps, content)
+            .expect("accepted");
         self.settle();
         match self.done.remove(&token) {
-            Some(Outcome::Copied(Ok(changed))) => {
-                changed.into_iter().map(|c| (c.block.0, c.position)).collect()
-            }
+            Some(Outcome::Copied(Ok(changed))) => changed
+                .into_iter()
+                .map(|c| (c.block.0, c.position))
+                .collect(),
             other => panic!("expected a copy, found {other:?}"),
         }
     }
