@@ -4,5 +4,6 @@
 
 pub mod configuration;
 pub mod digest;
+pub mod member;
 pub mod message;
 pub mod values;
