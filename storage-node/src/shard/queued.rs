@@ -1,0 +1,203 @@
+//! A request that had to wait in the scheduler: a copy of what was in the receive buffer.
+
+use ashlar_engine::{IoBuf, SocketId};
+use ashlar_replication::message::{Content, Request};
+use ashlar_replication::values::Time;
+use ashlar_wire::BlockData;
+use zerocopy::little_endian::U32;
+
+/// Block data that was copied out of a receive buffer.
+pub struct OwnedBlocks {
+    crcs: Vec<U32>,
+    data: IoBuf,
+}
+
+/// A request with its own memory. Bounded by the connection's admission.
+pub struct Queued {
+    /// Who asked.
+    pub socket: SocketId,
+    /// On which attachment.
+    pub handle: u32,
+    /// When it came.
+    pub since: Time,
+    request: Request<OwnedBlocks>,
+}
+
+impl Queued {
+    /// Copies a request.
+    pub fn new(
+        socket: SocketId,
+        handle: u32,
+        since: Time,
+        request: Request<BlockData<'_>>,
+    ) -> Queued {
+        let own = |content: Content<BlockData<'_>>| match content {
+            Content::Zeros => Content::Zeros,
+            Content::Data(blocks) => Content::Data(OwnedBlocks {
+                crcs: blocks.crcs.to_vec(),
+                data: IoBuf::copy_of(blocks.data),
+            }),
+        };
+        Queued {
+            socket,
+            handle,
+            since,
+            request: map_content(request, own),
+        }
+    }
+
+    /// The request as it was received.
+    pub fn request(&self) -> Request<BlockData<'_>> {
+        map_content_ref(&self.request)
+    }
+}
+
+fn map_content<A, B>(request: Request<A>, map: impl Fn(Content<A>) -> Content<B>) -> Request<B> {
+    match request {
+        Request::Write {
+            sequence,
+            range,
+            content,
+        } => Request::Write {
+            sequence,
+            range,
+            content: map(content),
+        },
+        Request::Copy {
+            id,
+            pass,
+            range,
+            steps,
+            content,
+        } => Request::Copy {
+            id,
+            pass,
+            range,
+            steps,
+            content: map(content),
+        },
+        Request::Equalise {
+            id,
+            range,
+            positions,
+            content,
+        } => Request::Equalise {
+            id,
+            range,
+            positions,
+            content: map(content),
+        },
+        Request::Repair {
+            id,
+            block,
+            position,
+            content,
+        } => Request::Repair {
+            id,
+            block,
+            position,
+            content: map(content),
+        },
+        Request::Fence { epoch } => Request::Fence { epoch },
+        Request::StoreConfig {
+            id,
+            configuration,
+            start,
+        } => Request::StoreConfig {
+            id,
+            configuration,
+            start,
+        },
+        Request::BeginResync { id, pass, sequence } => Request::BeginResync { id, pass, sequence },
+        Request::MarkComplete { id, pass } => Request::MarkComplete { id, pass },
+        Request::SetLast { id, position } => Request::SetLast { id, position },
+        Request::Read { id, range, torn } => Request::Read { id, range, torn },
+        Request::Compare { id, extent } => Request::Compare { id, extent },
+        Request::Digests { id, from, count } => Request::Digests { id, from, count },
+        Request::ListAbove { id, floor, from } => Request::ListAbove { id, floor, from },
+    }
+}
+
+fn borrow(content: &Content<OwnedBlocks>) -> Content<BlockData<'_>> {
+    match content {
+        Content::Zeros => Content::Zeros,
+        Content::Data(blocks) => Content::Data(BlockData {
+            crcs: &blocks.crcs,
+            data: &blocks.data,
+        }),
+    }
+}
+
+fn map_content_ref(request: &Request<OwnedBlocks>) -> Request<BlockData<'_>> {
+    match request {
+        Request::Write {
+            sequence,
+            range,
+            content,
+        } => Request::Write {
+            sequence: *sequence,
+            range: *range,
+            content: borrow(content),
+        },
+        Request::Copy {
+            id,
+            pass,
+            range,
+            steps,
+            content,
+        } => Request::Copy {
+            id: *id,
+            pass: *pass,
+            range: *range,
+            steps: steps.clone(),
+            content: borrow(content),
+        },
+        Request::Equalise {
+            id,
+            range,
+            positions,
+            content,
+        } => Request::Equalise {
+            id: *id,
+            range: *range,
+            positions: positions.clone(),
+            content: borrow(content),
+        },
+        Request::Repair {
+            id,
+            block,
+            position,
+            content,
+        } => Request::Repair {
+            id: *id,
+            block: *block,
+            position: *position,
+            content: borrow(content),
+        },
+        Request::Read { id, range, torn } => Request::Read {
+            id: *id,
+            range: *range,
+            torn: *torn,
+        },
+        Request::Compare { id, extent } => Request::Compare {
+            id: *id,
+            extent: *extent,
+        },
+        Request::Digests { id, from, count } => Request::Digests {
+            id: *id,
+            from: *from,
+            count: *count,
+        },
+        Request::ListAbove { id, floor, from } => Request::ListAbove {
+            id: *id,
+            floor: *floor,
+            from: *from,
+        },
+        // Changes of state are never queued: they cost one small journal record.
+        Request::Fence { .. }
+        | Request::StoreConfig { .. }
+        | Request::BeginResync { .. }
+        | Request::MarkComplete { .. }
+        | Request::SetLast { .. } => unreachable!("changes of state are not queued"),
+    }
+}
