@@ -1,0 +1,184 @@
+//! The daemon: threads that own volumes, the attach API on a unix socket, metrics over HTTP.
+
+mod args;
+mod attachments;
+mod families;
+mod http;
+mod service;
+mod validate;
+
+pub use args::Args;
+
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use ashlar_control_api::initiator::initiator_server::InitiatorServer;
+use ashlar_engine::Address;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+
+use self::attachments::Attachments;
+use self::service::Service;
+use crate::random;
+use crate::thread::{FrontEndMaker, InitiatorThread, SpawnedThread, ThreadOptions};
+
+/// The longest that the end of the process waits for requests under way: who sent SIGTERM sends SIGKILL next.
+const STOP_DRAIN: Duration = Duration::from_secs(2);
+/// Clients of the attach API that keep a connection open must not keep the daemon from ending.
+const STOP_GRACE: Duration = Duration::from_millis(500);
+/// Requests to the attach API are small.
+const REQUEST_BYTES_MAX: usize = 64 << 10;
+
+/// Runs an initiator until SIGTERM or SIGINT.
+///
+/// # Errors
+/// Whatever keeps it from serving.
+pub fn run(args: Args) -> anyhow::Result<()> {
+    args.check().map_err(anyhow::Error::msg)?;
+    let identity = random::bytes();
+    let mut threads = Vec::new();
+    let mut nbd = Vec::new();
+    for index in 0..args.threads {
+        let (thread, addresses) = start_thread(&args, index, identity)?;
+        threads.push(thread);
+        nbd.push(addresses);
+    }
+    let handles = threads.iter().map(|thread| thread.handle().clone()).collect();
+    let attachments = Arc::new(Attachments::new(handles));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let served = runtime.block_on(serve(&args, nbd, Arc::clone(&attachments)));
+    attachments.stop(args.drain_timeout().min(STOP_DRAIN));
+    for thread in threads {
+        thread.join().context("an initiator thread failed")?;
+    }
+    served
+}
+
+/// Starts a thread; also returns where it serves NBD.
+fn start_thread(
+    args: &Args,
+    index: u16,
+    identity: [u8; 16],
+) -> anyhow::Result<(SpawnedThread, Vec<Address>)> {
+    let options = ThreadOptions {
+        name: format!("initiator-{index}"),
+        cpu: args.cpu.get(usize::from(index)).copied(),
+        engine: ashlar_engine::Options {
+            kind: args.engine,
+            busy_poll: Duration::from_micros(args.busy_poll_us),
+            ..ashlar_engine::Options::default()
+        },
+        lease: Duration::from_millis(args.lease_ms),
+        identity,
+    };
+    let addresses = args.nbd.iter().map(|address| args::nbd_address(address, index));
+    let addresses = addresses.collect::<Result<Vec<_>, _>>().map_err(anyhow::Error::msg)?;
+    let front_ends: Vec<FrontEndMaker> = Vec::new();
+    let thread = InitiatorThread::spawn(options, front_ends)?;
+    Ok((thread, addresses))
+}
+
+async fn serve(
+    args: &Args,
+    nbd: Vec<Vec<Address>>,
+    attachments: Arc<Attachments>,
+) -> anyhow::Result<()> {
+    let (stop, stopped) = watch::channel(false);
+    let wait = || {
+        let mut stopped = stopped.clone();
+        async move {
+            // A sender that is gone means the same.
+            let _ = stopped.wait_for(|stop| *stop).await;
+        }
+    };
+    let path = &args.listen;
+    let listener = unix_listener(path).with_context(|| format!("--listen {}", path.display()))?;
+    let service = InitiatorServer::new(Service {
+        attachments: Arc::clone(&attachments),
+        nbd: nbd.clone(),
+        attach_timeout: args.attach_timeout(),
+        drain_timeout: args.drain_timeout(),
+    });
+    let service = service.max_decoding_message_size(REQUEST_BYTES_MAX);
+    let incoming = UnixListenerStream::new(listener);
+    let server = Server::builder().add_service(service);
+    let api = tokio::spawn(server.serve_with_incoming_shutdown(incoming, wait()));
+    let mut http = tokio::spawn(std::future::ready(Ok(())));
+    let mut metrics = None;
+    if let Some(address) = args.metrics {
+        let listener = TcpListener::bind(address).await;
+        let listener = listener.with_context(|| format!("--metrics {address}"))?;
+        metrics = Some(listener.local_addr()?);
+        let router = http::router(Arc::clone(&attachments));
+        let server = axum::serve(listener, router).with_graceful_shutdown(wait());
+        http = tokio::spawn(server.into_future());
+    }
+    if args.announce {
+        announce(path, metrics, nbd.iter().flatten())?;
+    }
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+        () = ended(&attachments) => tracing::error!("an initiator thread has ended"),
+    }
+    let _ = stop.send(true);
+    let _ = tokio::time::timeout(STOP_GRACE, async { tokio::join!(api, http) }).await;
+    // The next start would take it for one that is still served.
+    let _ = std::fs::remove_file(path);
+    Ok(())
+}
+
+/// Ends when a thread has ended, which it does by itself only after an error.
+async fn ended(attachments: &Attachments) {
+    let mut ticks = tokio::time::interval(Duration::from_secs(1));
+    loop {
+        ticks.tick().await;
+        if attachments.is_any_stopped() {
+            return;
+        }
+    }
+}
+
+/// Binds a unix socket that only its owner may use, because keys pass through it. A socket that a
+/// dead process left is replaced.
+fn unix_listener(path: &Path) -> anyhow::Result<UnixListener> {
+    anyhow::ensure!(
+        std::os::unix::net::UnixStream::connect(path).is_err(),
+        "another process serves there"
+    );
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
+        _ => {}
+    }
+    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        std::fs::create_dir_all(folder)?;
+    }
+    let listener = UnixListener::bind(path)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+fn announce<'a>(
+    control: &Path,
+    metrics: Option<SocketAddr>,
+    nbd: impl Iterator<Item = &'a Address>,
+) -> anyhow::Result<()> {
+    let line = serde_json::json!({
+        "control": format!("unix:{}", control.display()),
+        "metrics": metrics.map(|address| address.to_string()),
+        "nbd": nbd.map(ToString::to_string).collect::<Vec<_>>(),
+    });
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{line}")?;
+    Ok(out.flush()?)
+}
