@@ -10,6 +10,7 @@ use crate::memory::table::NO_SLOT;
 const KIND_WRITE: u16 = 1;
 const KIND_IMAGE: u16 = 2;
 const KIND_DELETE: u16 = 3;
+const KIND_IN_PLACE: u16 = 4;
 
 const SETS_LAST: u16 = 1;
 const ZEROS: u16 = 2;
@@ -176,6 +177,26 @@ pub(crate) fn encode_delete(out: &mut Vec<u8>, replica: u32) {
     out.extend_from_slice(simple(KIND_DELETE, 0, replica, HEAD).as_bytes());
 }
 
+/// Bytes of the descriptor of [`Descriptor::InPlace`].
+pub(crate) const IN_PLACE_BYTES: usize = HEAD;
+
+/// Describes that the announced blocks are durable in place.
+pub(crate) fn encode_in_place(
+    out: &mut Vec<u8>,
+    replica: u32,
+    extent: u64,
+    first: u16,
+    count: u16,
+    announced: u64,
+) {
+    let mut head = simple(KIND_IN_PLACE, 0, replica, HEAD);
+    head.extent = U64::new(extent);
+    head.position = U64::new(announced);
+    head.first = U16::new(first);
+    head.count = U16::new(count);
+    out.extend_from_slice(head.as_bytes());
+}
+
 /// A write as it is read back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct WriteIn {
@@ -204,6 +225,14 @@ pub(crate) enum Descriptor {
     Delete {
         replica: u32,
     },
+    /// The blocks that record `announced` announced are durable in place.
+    InPlace {
+        replica: u32,
+        extent: u64,
+        first: usize,
+        count: usize,
+        announced: u64,
+    },
 }
 
 /// Reads the descriptor at the start of `bytes`; also its length. None: not a descriptor.
@@ -229,6 +258,20 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<(Descriptor, usize)> {
             image: Box::new(VolumeImage::decode(body)?),
         },
         KIND_DELETE if body.is_empty() => Descriptor::Delete { replica },
+        KIND_IN_PLACE if body.is_empty() => {
+            let (first, count) = (usize::from(head.first.get()), usize::from(head.count.get()));
+            if first + count > BLOCKS {
+                return None;
+            }
+            let (extent, announced) = (head.extent.get(), head.position.get());
+            Descriptor::InPlace {
+                replica,
+                extent,
+                first,
+                count,
+                announced,
+            }
+        }
         _ => return None,
     };
     Some((descriptor, length))

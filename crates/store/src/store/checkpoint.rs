@@ -33,6 +33,9 @@ impl Store {
             }
         };
         lower(self.extents.since_min().unwrap_or(0));
+        for (_, since) in &self.blanks {
+            lower(*since);
+        }
         for (replica, group) in &self.dirty_groups {
             let volume = self.volumes[*replica as usize].as_ref();
             let state = volume.and_then(|v| v.table.groups.get(group));
@@ -111,6 +114,7 @@ impl Store {
         {
             match self.pending_free.pop_front() {
                 Some((_, Freed::Extent(slot))) => self.slots.release(slot),
+                Some((_, Freed::Hole(slot))) => self.holes.release(slot),
                 Some((_, Freed::Volume(slot))) => self.free_volume(slot),
                 None => {}
             }

@@ -32,8 +32,8 @@ pub(crate) struct Home {
     volumes: Vec<u32>,
     /// Extents that the batch turned into holes: out of the index when their page is there.
     converted: Vec<IndexKey>,
-    /// Hole pages of replicas that were deleted meanwhile.
-    pub(super) released_holes: Vec<u32>,
+    /// Of [`Store::blanks`], from the front.
+    blanks: usize,
 }
 
 impl Store {
@@ -55,6 +55,7 @@ impl Store {
     /// [`Store::start_home_write`] until this is false; the next open has nothing to recover then.
     pub fn has_dirty(&self) -> bool {
         self.extents.since_min().is_some()
+            || !self.blanks.is_empty()
             || !self.dirty_groups.is_empty()
             || !self.dirty_volumes.is_empty()
     }
@@ -93,6 +94,13 @@ impl Store {
         for replica in std::mem::take(&mut self.dirty_volumes) {
             self.home_volume(dev, replica);
         }
+        // What was converted in this very batch included.
+        for i in 0..self.blanks.len() {
+            let mut buf = dev.buffer(PAIR);
+            buf.fill(0);
+            self.home_write(dev, self.blanks[i].0, buf, PAIR);
+        }
+        self.batch().blanks = self.blanks.len();
         self.home_progress(dev);
     }
 
@@ -210,6 +218,7 @@ impl Store {
         if !self.make_hole(owner.replica, owner.extent, position, since, self.durable) {
             return false;
         }
+        self.blank_header(id);
         let durable = self.durable;
         let volume = self.volume_mut(owner.replica);
         volume.table.set_slot(owner.extent, NO_SLOT);
@@ -287,7 +296,7 @@ impl Store {
     }
 
     fn home_volume<D: Device>(&mut self, dev: &mut D, replica: u32) {
-        let (durable, next) = (self.durable, self.next_lsn());
+        let durable = self.durable;
         let device = self.device;
         let Some(volume) = self.volumes[replica as usize].as_mut() else {
             return;
@@ -302,8 +311,9 @@ impl Store {
             return;
         }
         volume.settling = settling;
-        // Everything before the first unreported mutation is in `durable`.
-        let horizon = volume.outstanding.front().map_or(next, |o| o.lsn);
+        // Everything before the first unreported mutation is in the image, and nothing that is not durable.
+        let first = volume.outstanding.front().map_or(durable + 1, |o| o.lsn);
+        let horizon = first.min(durable + 1);
         volume.version += u64::from(!settling);
         volume.changed = false;
         volume.homing_horizon = horizon;
@@ -332,7 +342,10 @@ impl Store {
         if batch.writes > 0 {
             return;
         }
-        let empty = batch.extents.is_empty() && batch.groups.is_empty() && batch.volumes.is_empty();
+        let empty = batch.extents.is_empty()
+            && batch.groups.is_empty()
+            && batch.volumes.is_empty()
+            && batch.blanks == 0;
         if empty {
             self.home = None;
             return;
@@ -353,9 +366,7 @@ impl Store {
         }
         self.index_changes
             .extend(batch.converted.into_iter().map(IndexChange::Remove));
-        for slot in batch.released_holes {
-            self.holes.release(slot);
-        }
+        self.blanks.drain(..batch.blanks);
         for replica in batch.volumes {
             self.volume_homed(replica);
         }

@@ -4,6 +4,11 @@
 //! announced ──record durable──► ready ──no home write of the extent, no older──► writing ──► done
 //!                                       large write of the same blocks under way
 //! ```
+//!
+//! A block that is torn after a crash must not take an older, finished write with it: was it the older one that
+//! was cut short, or the newer one after the older had been reported? So a later record notes that a large
+//! write is durable in place, and none of its blocks is written in place again before that
+//! record is durable.
 
 use ashlar_engine::IoBuf;
 use ashlar_replication::values::BlockRange;
@@ -12,6 +17,8 @@ use super::Store;
 use super::complete::Operation;
 use crate::api::Blocks;
 use crate::device::{Device, Part, Persist};
+use crate::journal::descriptor::{IN_PLACE_BYTES, encode_in_place};
+use crate::journal::record::Builder;
 
 /// A large write that is not durable yet.
 pub(crate) struct Large {
@@ -23,6 +30,17 @@ pub(crate) struct Large {
     lsn: u64,
     outstanding: u64,
     state: State,
+}
+
+/// A large write that is durable in place, until a durable record says so.
+pub(crate) struct InPlaceNote {
+    replica: u32,
+    extent: u32,
+    extent_index: u64,
+    range: BlockRange,
+    announced: u64,
+    /// The record that says so, once there is one.
+    recorded: Option<u64>,
 }
 
 enum State {
@@ -77,6 +95,7 @@ impl Store {
 
     /// Starts what can be started.
     pub(super) fn start_larges<D: Device>(&mut self, dev: &mut D) {
+        let notes = &self.in_place_notes;
         for i in 0..self.larges.len() {
             let (older, rest) = self.larges.split_at_mut(i);
             let large = &mut rest[0];
@@ -86,7 +105,10 @@ impl Store {
             let blocked = extent.homing_lsn != 0
                 || older
                     .iter()
-                    .any(|o| o.extent == large.extent && o.range.overlaps(large.range));
+                    .any(|o| o.extent == large.extent && o.range.overlaps(large.range))
+                || notes
+                    .iter()
+                    .any(|n| n.extent == large.extent && n.range.overlaps(large.range));
             if blocked || !matches!(large.state, State::Ready(_)) {
                 continue;
             }
@@ -120,10 +142,62 @@ impl Store {
             .position(|l| l.number == number)
             .expect("under way");
         let large = self.larges.remove(place);
-        self.extents.get_mut(large.extent).in_place -= 1;
+        let extent = self.extents.get_mut(large.extent);
+        extent.in_place -= 1;
+        self.in_place_notes.push(InPlaceNote {
+            replica: large.replica,
+            extent: large.extent,
+            extent_index: extent.owner.extent,
+            range: large.range,
+            announced: large.lsn,
+            recorded: None,
+        });
         self.outstanding_done(large.replica, large.outstanding);
         self.start_larges(dev);
         self.unpark(dev);
+    }
+
+    /// Whether a large write waits for a record that notes an earlier one.
+    pub(super) fn is_note_wanted(&self) -> bool {
+        let waits = |note: &InPlaceNote| {
+            self.larges
+                .iter()
+                .any(|l| l.extent == note.extent && l.range.overlaps(note.range))
+        };
+        self.in_place_notes
+            .iter()
+            .any(|note| note.recorded.is_none() && waits(note))
+    }
+
+    /// Puts notes into the record that is about to be written, as far as there is room.
+    pub(super) fn record_notes(&mut self, builder: &mut Builder) {
+        for note in self
+            .in_place_notes
+            .iter_mut()
+            .filter(|note| note.recorded.is_none())
+        {
+            if !builder.has_room(IN_PLACE_BYTES, 0) {
+                break;
+            }
+            let first = note.range.start.within_extent() as u16;
+            let count = note.range.count as u16;
+            let (out, announced) = (&mut builder.descriptors, note.announced);
+            encode_in_place(
+                out,
+                note.replica,
+                note.extent_index,
+                first,
+                count,
+                announced,
+            );
+            note.recorded = Some(builder.lsn);
+        }
+    }
+
+    /// Records up to `durable` are durable, and so are the notes in them.
+    pub(super) fn forget_notes(&mut self, durable: u64) {
+        self.in_place_notes
+            .retain(|note| note.recorded.is_none_or(|lsn| lsn > durable));
     }
 
     /// Whether a large write of any of these blocks is not finished. Until it is, nobody can say what

@@ -3,6 +3,8 @@
 mod checkpoint;
 mod complete;
 mod home;
+#[cfg(any(test, feature = "test-support"))]
+mod invariants;
 mod jobs;
 mod large;
 mod lifecycle;
@@ -34,7 +36,7 @@ use checkpoint::Checkpoint;
 use complete::Operations;
 use home::Home;
 use jobs::Parked;
-use large::Large;
+use large::{InPlaceNote, Large};
 pub use options::{Existing, FormatOptions, OpenOptions, Zeroed};
 use replicas::Volume;
 
@@ -81,8 +83,11 @@ pub struct Store {
     scratch_positions: Vec<u64>,
 
     larges: Vec<Large>,
+    in_place_notes: Vec<InPlaceNote>,
     parked: VecDeque<Parked>,
     home: Option<Home>,
+    /// Pairs of pages to be cleared, each with the record that the tail must not pass before.
+    blanks: Vec<(u64, u64)>,
     dirty_groups: Vec<(u32, u64)>,
     dirty_volumes: Vec<u32>,
     checkpoint: Checkpoint,
@@ -98,6 +103,7 @@ pub struct Store {
 #[derive(Clone, Copy, Debug)]
 enum Freed {
     Extent(u32),
+    Hole(u32),
     Volume(u32),
 }
 

@@ -10,7 +10,7 @@ use super::Store;
 use super::checkpoint::{Checkpoint, State};
 use super::complete::Operations;
 use super::options::{Existing, FormatOptions, OpenOptions, Zeroed};
-use super::recovery::{Findings, RecoverError};
+use super::recovery::{Findings, HolePage, RecoverError};
 use super::replicas::Volume;
 use crate::device::{Device, Part};
 use crate::format::checkpoint_page::{self, Tail};
@@ -341,8 +341,10 @@ impl Store {
             spare_descriptors: Vec::new(),
             scratch_positions: Vec::new(),
             larges: Vec::new(),
+            in_place_notes: Vec::new(),
             parked: VecDeque::new(),
             home: None,
+            blanks: Vec::new(),
             dirty_groups: Vec::new(),
             dirty_volumes: Vec::new(),
             checkpoint: Checkpoint {
@@ -453,41 +455,58 @@ impl Store {
             },
         )?;
         for (slot, pair, (owner, positions)) in found {
-            let Some(volume) = self
-                .volumes
-                .get_mut(owner.replica as usize)
-                .and_then(Option::as_mut)
-            else {
-                continue;
+            let page = HolePage {
+                slot,
+                pair,
+                owner,
+                positions: Box::new(positions),
             };
-            let live = volume.nonce() == owner.nonce && volume.replica.volume == owner.volume;
-            if !live || positions.iter().all(|p| *p == 0) {
-                continue;
-            }
-            let group = volume.table.group_mut(owner.group);
-            // Two pages for one group: a page that was given up and one in use; the newer counts.
-            if let Some(other) = group.hole {
-                if (other.newest, other.version) >= (pair.lsn, pair.version) {
-                    continue;
-                }
-                self.holes.release(other.slot);
-            }
-            let mut hole = Hole::new(slot);
-            (hole.side, hole.version, hole.newest) = (pair.side, pair.version, pair.lsn);
-            (hole.settle, hole.queued) = (!pair.settled, !pair.settled);
-            findings.lsn_max = findings.lsn_max.max(pair.lsn);
-            group.hole = Some(hole);
-            for (entry, position) in group.entries.iter_mut().zip(positions) {
-                entry.position = position;
-            }
-            self.holes.take(slot);
-            if !pair.settled {
-                self.dirty_groups.push((owner.replica, owner.group));
+            if self.attach_hole(&page) {
+                findings.lsn_max = findings.lsn_max.max(pair.lsn);
+            } else if pair.lsn >= self.tail {
+                // Its replica may have been made by a record that is still in the journal.
+                self.holes.take(slot);
+                findings.loose_holes.push(page);
             }
         }
-        self.dirty_groups.sort_unstable();
-        self.dirty_groups.dedup();
         Ok(())
+    }
+
+    /// Takes a hole page into the table; false when its replica is not there.
+    pub(super) fn attach_hole(&mut self, page: &HolePage) -> bool {
+        let HolePage {
+            slot,
+            pair,
+            owner,
+            positions,
+        } = page;
+        let volume = self
+            .volumes
+            .get_mut(owner.replica as usize)
+            .and_then(Option::as_mut);
+        let Some(volume) =
+            volume.filter(|v| v.nonce() == owner.nonce && v.replica.volume == owner.volume)
+        else {
+            return false;
+        };
+        if positions.iter().all(|p| *p == 0) && pair.settled {
+            return true;
+        }
+        // Even one without entries: its older page may have some, and must be rewritten.
+        let group = volume.table.group_mut(owner.group);
+        let mut hole = Hole::new(*slot);
+        (hole.side, hole.version, hole.newest) = (pair.side, pair.version, pair.lsn);
+        (hole.settle, hole.queued) = (!pair.settled, !pair.settled);
+        // A group has one page: it gives it up only when both sides of it are empty.
+        group.hole = Some(hole);
+        for (entry, position) in group.entries.iter_mut().zip(positions.iter()) {
+            entry.position = *position;
+        }
+        self.holes.take(*slot);
+        if !pair.settled {
+            self.dirty_groups.push((owner.replica, owner.group));
+        }
+        true
     }
 
     /// Fills the table from the index; false when it cannot be used.

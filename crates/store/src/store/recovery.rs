@@ -16,7 +16,8 @@ use super::replicas::Volume;
 use super::{Freed, Store};
 use crate::OpenError;
 use crate::device::{Device, Part};
-use crate::format::extent_header::{self, BlockMap};
+use crate::format::extent_header::{self, BLOCKS, BlockMap};
+use crate::format::hole_page::{self, HoleOwner};
 use crate::format::page::{PAGE, PAIR, Pair, Side};
 use crate::format::volume_header::VolumeImage;
 use crate::journal::descriptor::{Descriptor, ImageKind, Source, WriteIn};
@@ -25,6 +26,14 @@ use crate::memory::extents::{self, BlockState, Load};
 use crate::memory::pages;
 use crate::memory::slots::Slots;
 use crate::memory::table::{GROUP, NO_SLOT, Table};
+
+/// A hole page as it was found.
+pub(crate) struct HolePage {
+    pub slot: u32,
+    pub pair: Pair,
+    pub owner: HoleOwner,
+    pub positions: Box<[u64; hole_page::EXTENTS]>,
+}
 
 /// What the headers showed.
 #[derive(Default)]
@@ -35,6 +44,8 @@ pub(crate) struct Findings {
     /// The highest record that any page includes.
     pub lsn_max: u64,
     pub unreadable_holes: Vec<u32>,
+    /// Pages of replicas that are not there, newer than the tail. Their slots are not free.
+    pub loose_holes: Vec<HolePage>,
     pub unreadable_headers: Vec<u32>,
 }
 
@@ -77,6 +88,8 @@ type BlockKey = (u32, u64, u16);
 /// else the block is torn (B2).
 struct Candidate {
     lsn: u64,
+    /// Place of the descriptor among all that recovery applies.
+    order: u64,
     position: u64,
     crc: u32,
 }
@@ -89,7 +102,7 @@ enum Event {
     /// Counts only if every block of it holds it or something later.
     Announced {
         position: u64,
-        lsn: u64,
+        order: u64,
         extent: u64,
         first: usize,
         count: usize,
@@ -104,9 +117,17 @@ struct Replay {
     bases: BTreeMap<(u32, u64), (u64, BlockMap)>,
     candidates: BTreeMap<BlockKey, Vec<Candidate>>,
     events: BTreeMap<u32, Vec<Event>>,
+    /// Descriptors applied so far.
+    order: u64,
+    /// Per block of an extent: the last descriptor whose effect is certain.
+    certain: BTreeMap<(u32, u64), Box<[u64; BLOCKS]>>,
     /// Slots that records name: not free before the tail has passed them.
     slots: BTreeSet<u32>,
     allocated: BTreeSet<u32>,
+    /// A record wrote zeros, so that hole pages may have been written.
+    zeros: bool,
+    /// Blocks where an earlier recovery decided against an announced write.
+    decided: BTreeSet<BlockKey>,
 }
 
 impl Store {
@@ -145,7 +166,8 @@ impl Store {
         self.durable = self.ring.lsn();
         let not_held = self.resolve_candidates(dev, &mut replay)?;
         let truncated = self.settle_last(&replay, &not_held);
-        self.settle_slots(&replay)?;
+        self.settle_slots(dev, &replay)?;
+
         self.collect_torn(dev)?;
         for replica in truncated {
             // What was decided here must not be decided differently after the next crash.
@@ -240,9 +262,11 @@ impl Store {
         data: &[u8],
         lsn: u64,
     ) -> Result<(), RecoverError> {
+        replay.order += 1;
         let (Descriptor::Write(WriteIn { replica, .. })
         | Descriptor::Image { replica, .. }
-        | Descriptor::Delete { replica }) = descriptor;
+        | Descriptor::Delete { replica }
+        | Descriptor::InPlace { replica, .. }) = descriptor;
         if *replica >= self.layout.replicas {
             return Err(impossible(lsn));
         }
@@ -258,6 +282,19 @@ impl Store {
             }
             Descriptor::Delete { replica } => {
                 self.replay_delete(replay, *replica, lsn);
+                Ok(())
+            }
+            Descriptor::InPlace {
+                replica,
+                extent,
+                first,
+                count,
+                announced,
+            } => {
+                for block in *first..first + count {
+                    let key = (*replica, *extent, block as u16);
+                    self.replay_in_place(replay, key, *announced);
+                }
                 Ok(())
             }
         }
@@ -302,10 +339,13 @@ impl Store {
                 // Deleted further on, and its header is free already.
                 return;
             }
-            self.drop_table(replay, replica);
+            self.drop_table(replay, replica, lsn);
             let mut volume = Volume::new(image.clone());
             (volume.side, volume.version) = self.header_sides[replica as usize];
             self.volumes[replica as usize] = Some(volume);
+            let mut loose = std::mem::take(&mut replay.findings.loose_holes);
+            loose.retain(|page| !self.attach_hole(page));
+            replay.findings.loose_holes = loose;
             replay.findings.header_lsn.remove(&replica);
             replay.events.remove(&replica);
         }
@@ -321,7 +361,7 @@ impl Store {
     }
 
     fn replay_delete(&mut self, replay: &mut Replay, replica: u32, lsn: u64) {
-        self.drop_table(replay, replica);
+        self.drop_table(replay, replica, lsn);
         if self.volumes[replica as usize].is_none() {
             // The header is free already. The slot is not, until the tail has passed: records before this one
             // name it.
@@ -338,14 +378,14 @@ impl Store {
     }
 
     /// Forgets the extents of a replica.
-    fn drop_table(&mut self, replay: &mut Replay, replica: u32) {
+    fn drop_table(&mut self, replay: &mut Replay, replica: u32, lsn: u64) {
         let Some(volume) = self.volumes[replica as usize].as_mut() else {
             return;
         };
         let table: Table = std::mem::take(&mut volume.table);
         for group in table.groups.values() {
             if let Some(hole) = group.hole {
-                self.holes.release(hole.slot);
+                self.pending_free.push_back((lsn, Freed::Hole(hole.slot)));
             }
             for entry in group.entries.iter() {
                 if entry.slot != NO_SLOT {
@@ -358,6 +398,7 @@ impl Store {
         }
         self.dirty_groups.retain(|(r, _)| *r != replica);
         replay.candidates.retain(|(r, _, _), _| *r != replica);
+        replay.certain.retain(|(r, _), _| *r != replica);
         replay.bases.retain(|(r, _), _| *r != replica);
     }
 
@@ -388,6 +429,13 @@ impl Store {
         lsn: u64,
     ) -> Result<(), RecoverError> {
         let replica = write.replica;
+        replay.zeros |= write.source == Source::Zeros;
+        if write.allocates.is_some() {
+            replay.allocated.insert(write.slot);
+        }
+        if write.slot != NO_SLOT {
+            replay.slots.insert(write.slot);
+        }
         if self.volumes[replica as usize]
             .as_ref()
             .is_none_or(|v| v.deleting)
@@ -405,7 +453,7 @@ impl Store {
             let event = match write.source {
                 Source::InPlace => Event::Announced {
                     position,
-                    lsn,
+                    order: replay.order,
                     extent,
                     first,
                     count,
@@ -443,6 +491,10 @@ impl Store {
         self.volume_mut(write.replica)
             .table
             .set_slot(write.extent, NO_SLOT);
+        let certain = Box::new([replay.order; BLOCKS]);
+        replay
+            .certain
+            .insert((write.replica, write.extent), certain);
         let position = write.positions[0];
         if !self.make_hole(write.replica, write.extent, position, lsn, lsn) {
             return Err(OpenError::JournalDamaged {
@@ -463,7 +515,6 @@ impl Store {
         lsn: u64,
     ) -> Result<u32, RecoverError> {
         let (replica, extent, slot) = (write.replica, write.extent, write.slot);
-        replay.slots.insert(slot);
         let entry = self.volume_mut(replica).table.get(extent);
         if entry.slot == slot && write.allocates.is_none() {
             let id = self.extent_memory(replica, extent);
@@ -484,12 +535,15 @@ impl Store {
             .filter(|page| extent_header::owner(page) == owner);
         match write.allocates {
             Some(base) => {
-                replay.allocated.insert(slot);
+                // Everything before it, and not yet what it writes itself.
+                let before = replay.order - 1;
+                replay
+                    .certain
+                    .insert((replica, extent), Box::new([before; BLOCKS]));
                 self.extents.get_mut(id).reset_to_zeros(base);
                 self.volume_mut(replica).table.entry_mut(extent).position = base;
-                if base != 0 {
-                    self.touch_group(replica, extent / GROUP, lsn, lsn);
-                }
+                // A newer page may call it a hole again, whatever it was at the time.
+                self.touch_group(replica, extent / GROUP, lsn, lsn);
                 // A header of this very life of the slot.
                 if let Some(page) = own.filter(|_| pair.lsn >= lsn) {
                     let map = extent_header::block_map(page);
@@ -560,6 +614,7 @@ impl Store {
         for (i, position) in write.positions.iter().copied().enumerate() {
             let block = write.first + i;
             let key = (write.replica, write.extent, block as u16);
+            let mut is_certain = true;
             let state = match write.source {
                 Source::Zeros => BlockState::zeros(position),
                 Source::Journal => BlockState {
@@ -570,19 +625,41 @@ impl Store {
                     page: self.pages.store(&data[i * PAGE..(i + 1) * PAGE]),
                 },
                 Source::InPlace => match base {
-                    // Headers are written after the data was durable: it is known to be complete.
-                    Some((base_lsn, map)) if *base_lsn >= lsn => BlockState {
-                        position: map.positions[block],
-                        crc: map.crcs[block],
-                        present: map.present.get(block),
-                        torn: map.torn.get(block),
-                        page: pages::NONE,
-                    },
+                    // The header was written after this had been carried out, or decided on by an
+                    // earlier recovery.
+                    Some((base_lsn, map)) if *base_lsn >= lsn => {
+                        let decided = BlockState {
+                            position: map.positions[block],
+                            crc: map.crcs[block],
+                            present: map.present.get(block),
+                            torn: map.torn.get(block),
+                            page: pages::NONE,
+                        };
+                        let now = self.extents.get(id).block(block);
+                        let wanted = (position, write.crcs[i], false);
+                        if (decided.position, decided.crc, decided.torn) != wanted {
+                            // Or it was overwritten, by a record that comes later here.
+                            replay.decided.insert(key);
+                            is_certain = false;
+                            if decided
+                                == (BlockState {
+                                    page: pages::NONE,
+                                    ..now
+                                })
+                            {
+                                // What the journal holds, which may not have got home.
+                                continue;
+                            }
+                        }
+                        decided
+                    }
                     _ => {
+                        let (order, crc) = (replay.order, write.crcs[i]);
                         let candidate = Candidate {
                             lsn,
+                            order,
                             position,
-                            crc: write.crcs[i],
+                            crc,
                         };
                         replay.candidates.entry(key).or_default().push(candidate);
                         continue;
@@ -590,8 +667,40 @@ impl Store {
                 },
             };
             replay.candidates.remove(&key);
+            if is_certain {
+                let certain = replay.certain.entry((write.replica, write.extent));
+                certain.or_insert_with(|| Box::new([0; BLOCKS]))[block] = replay.order;
+            }
             self.replace_block(id, block, state);
         }
+    }
+
+    /// An announced write is known to be complete. The first announcement of that record counts: later ones of
+    /// the same block are carried out after it.
+    fn replay_in_place(&mut self, replay: &mut Replay, key: BlockKey, announced: u64) {
+        let Some(list) = replay.candidates.get_mut(&key) else {
+            return;
+        };
+        let Some(place) = list.iter().position(|c| c.lsn == announced) else {
+            return;
+        };
+        let found = list.drain(..=place).next_back().expect("it was found");
+        if list.is_empty() {
+            replay.candidates.remove(&key);
+        }
+        let (replica, extent, block) = key;
+        let block = usize::from(block);
+        let certain = replay.certain.entry((replica, extent));
+        certain.or_insert_with(|| Box::new([0; BLOCKS]))[block] = found.order;
+        let id = self.extent_memory(replica, extent);
+        let state = BlockState {
+            position: found.position,
+            crc: found.crc,
+            present: true,
+            torn: false,
+            page: pages::NONE,
+        };
+        self.replace_block(id, block, state);
     }
 
     fn replace_block(&mut self, id: u32, block: usize, state: BlockState) {
@@ -601,7 +710,7 @@ impl Store {
     }
 
     /// Decides what became of blocks that were to be written in place. Returns those that hold less than
-    /// the newest announcement, with the record of what they hold.
+    /// the newest announcement, with the descriptor of what they hold or are certain to have held.
     fn resolve_candidates<D: Device>(
         &mut self,
         dev: &mut D,
@@ -627,12 +736,18 @@ impl Store {
             };
             if let Some(found) = candidates.iter().rev().find(|c| c.crc == crc) {
                 self.replace_block(id, block, in_place(found.position));
-                if found.lsn < newest.lsn {
-                    not_held.insert(key, found.lsn);
+                let certain = replay.certain.entry((replica, extent));
+                certain.or_insert_with(|| Box::new([0; BLOCKS]))[block] = found.order;
+                if found.order < newest.order {
+                    not_held.insert(key, found.order);
                 }
                 continue;
             }
-            not_held.insert(key, 0);
+            let certain = replay
+                .certain
+                .get(&(replica, extent))
+                .map_or(0, |c| c[block]);
+            not_held.insert(key, certain);
             // Zeros need nothing from the device, and data from the journal is in memory.
             let intact = !before.present || before.page != pages::NONE || before.crc == crc;
             if !intact {
@@ -663,14 +778,18 @@ impl Store {
                     Event::Write { position } => last = Position::unpack(*position),
                     Event::Announced {
                         position,
-                        lsn,
+                        order,
                         extent,
                         first,
                         count,
                     } => {
+                        let certain = replay.certain.get(&(*replica, *extent));
                         let held = (*first..first + count).all(|block| {
                             let key = (*replica, *extent, block as u16);
-                            not_held.get(&key).is_none_or(|holds| holds >= lsn)
+                            let doubted = replay.decided.contains(&key);
+                            let certain = certain.map_or(0, |c| c[block]);
+                            let holds = not_held.get(&key).copied().or(doubted.then_some(certain));
+                            holds.is_none_or(|holds| holds.max(certain) >= *order)
                         });
                         if held {
                             last = Position::unpack(*position);
@@ -689,7 +808,11 @@ impl Store {
     }
 
     /// Counts slots again, and makes what was recovered what was submitted.
-    fn settle_slots(&mut self, replay: &Replay) -> Result<(), RecoverError> {
+    fn settle_slots<D: Device>(
+        &mut self,
+        dev: &mut D,
+        replay: &Replay,
+    ) -> Result<(), RecoverError> {
         let unreadable = |what, slot: &u32| OpenError::HeaderDamaged {
             what,
             number: *slot,
@@ -703,14 +826,18 @@ impl Store {
         if let Some(slot) = lost {
             return Err(unreadable("extent header", slot).into());
         }
+        // What was dropped on the way may be in use again at the end.
+        self.blanks.clear();
         self.slots = Slots::new(self.layout.extents);
-        let mut fresh_holes = 0;
+
+        let mut owned_holes = BTreeSet::new();
         for slot in 0..self.layout.replicas {
             let Some(volume) = self.volumes[slot as usize].as_mut() else {
                 continue;
             };
             for group in volume.table.groups.values() {
-                fresh_holes += usize::from(group.hole.is_some_and(|h| h.side == Side::Neither));
+                owned_holes.extend(group.hole.map(|hole| hole.slot));
+
                 for entry in group.entries.iter().filter(|e| e.slot != NO_SLOT) {
                     self.slots.take(entry.slot);
                 }
@@ -724,15 +851,44 @@ impl Store {
                 self.by_volume.insert(volume.replica.volume, slot);
             }
         }
-        if replay.findings.unreadable_holes.len() > fresh_holes {
-            let slot = &replay.findings.unreadable_holes[0];
-            return Err(unreadable("hole page", slot).into());
+        for page in &replay.findings.loose_holes {
+            self.pending_free
+                .push_back((self.durable, Freed::Hole(page.slot)));
+        }
+        for slot in &replay.findings.unreadable_holes {
+            if !replay.zeros {
+                return Err(unreadable("hole page", slot).into());
+            }
+            if !owned_holes.contains(slot) {
+                self.blanks.push((self.layout.hole_pair(*slot), self.tail));
+                if self.holes.take(*slot) {
+                    self.pending_free
+                        .push_back((self.durable, Freed::Hole(*slot)));
+                }
+            }
         }
         for slot in &replay.slots {
-            if self.slots.take(*slot) {
+            if *slot < self.layout.extents && self.slots.take(*slot) {
                 self.pending_free
                     .push_back((self.durable, Freed::Extent(*slot)));
+                self.blank_if_unreadable(dev, *slot)?;
             }
+        }
+        Ok(())
+    }
+
+    /// A slot that a record names and nobody owns any more: its header may have been torn.
+    fn blank_if_unreadable<D: Device>(
+        &mut self,
+        dev: &mut D,
+        slot: u32,
+    ) -> Result<(), RecoverError> {
+        let mut pair_bytes = IoBuf::new(PAIR);
+        let offset = self.layout.header_pair(slot);
+        dev.read_blocking(Part::Blocks, offset, &mut pair_bytes)?;
+        let pair = Pair::examine(&pair_bytes, extent_header::MAGIC, self.device);
+        if pair.damaged && pair.side == Side::Neither {
+            self.blanks.push((offset, self.tail));
         }
         Ok(())
     }

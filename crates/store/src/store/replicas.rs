@@ -201,17 +201,12 @@ impl Store {
         let table = std::mem::take(&mut volume.table);
         let nonce = volume.nonce();
         for group in table.groups.values() {
-            if let Some(hole) = group.hole
-                && hole.homing_lsn == 0
-            {
-                self.holes.release(hole.slot);
-            } else if let Some(hole) = group.hole {
-                // Its write is under way: the batch gives the slot back when it ends.
-                self.home
-                    .as_mut()
-                    .expect("a batch is under way")
-                    .released_holes
-                    .push(hole.slot);
+            if let Some(hole) = group.hole {
+                if hole.side == Side::Neither {
+                    self.blanks
+                        .push((self.layout.hole_pair(hole.slot), self.durable));
+                }
+                self.pending_free.push_back((lsn, Freed::Hole(hole.slot)));
             }
             for entry in group.entries.iter() {
                 if entry.slot != NO_SLOT {
@@ -229,8 +224,20 @@ impl Store {
             .push(IndexChange::RemoveReplica { replica, nonce });
     }
 
+    /// A header that was never written whole may be torn since a crash. Nobody writes it once its slot is free, and
+    /// a scan must not stumble over it: it is cleared before the tail moves on.
+    pub(super) fn blank_header(&mut self, id: u32) {
+        let extent = self.extents.get(id);
+        if extent.load == crate::memory::extents::Load::Loaded && extent.side == Side::Neither {
+            let since = self.extents.since(id).max(1);
+            self.blanks
+                .push((self.layout.header_pair(extent.slot), since));
+        }
+    }
+
     /// Drops an extent from memory, or leaves it to what is under way on it.
     pub(super) fn drop_memory(&mut self, id: u32) {
+        self.blank_header(id);
         if self.extents.get(id).undo > 0 {
             for undo in &mut self.undo {
                 if let super::Undo::Block { extent, state, .. } = undo

@@ -6,11 +6,17 @@ use ashlar_engine::IoBuf;
 use super::complete::Operation;
 use super::{Store, Undo};
 use crate::device::{Device, Persist};
-use crate::journal::record::{Builder, RECORD_BYTES_MAX};
+use crate::journal::descriptor::IN_PLACE_BYTES;
+use crate::journal::record::{Builder, DESCRIPTOR_BYTES_MAX, RECORD_BYTES_MAX};
 use crate::memory::extents;
 
 /// Record buffers kept for reuse: the one in flight, the one that is being filled, and two for bursts.
 const SPARE_RECORDS: usize = 4;
+
+/// Bytes that a record may have when it is written, with notes.
+fn largest(builder: &Builder) -> u64 {
+    (builder.bytes() + DESCRIPTOR_BYTES_MAX.next_multiple_of(4096)).min(RECORD_BYTES_MAX) as u64
+}
 
 impl Store {
     /// Makes room for descriptors and blocks in the record that is being put together; its number.
@@ -62,14 +68,19 @@ impl Store {
     }
 
     fn start_journal_write<D: Device>(&mut self, dev: &mut D) {
+        if self.journal_write.is_none() && self.is_note_wanted() {
+            self.reserve(dev, IN_PLACE_BYTES, 0);
+        }
+        let noting = self.is_note_wanted();
         let ready = self.journal_write.is_none()
             && self.building.front().is_some_and(|builder| {
-                !builder.descriptors.is_empty() && self.ring.has_room(builder.bytes() as u64)
+                (noting || !builder.descriptors.is_empty()) && self.ring.has_room(largest(builder))
             });
         if !ready {
             return;
         }
-        let builder = self.building.pop_front().expect("there is a first one");
+        let mut builder = self.building.pop_front().expect("there is a first one");
+        self.record_notes(&mut builder);
         let lsn = builder.lsn;
         let (buf, bytes, crc, descriptors) = builder.seal(self.device, self.ring.crc());
         self.spare_descriptors.push(descriptors);
@@ -92,7 +103,7 @@ impl Store {
     pub(super) fn is_journal_full(&self) -> bool {
         self.building
             .front()
-            .is_some_and(|builder| !self.ring.has_room(builder.bytes() as u64))
+            .is_some_and(|builder| !self.ring.has_room(largest(builder)))
     }
 
     /// The record in flight is durable.
@@ -111,6 +122,7 @@ impl Store {
             .expect("a journal write was in flight");
         self.durable = lsn;
         self.forget_undo(lsn);
+        self.forget_notes(lsn);
         self.larges_announced(lsn);
         while self.journaled.front().is_some_and(|(l, _, _)| *l <= lsn) {
             let (_, replica, number) = self.journaled.pop_front().expect("there is a first one");
