@@ -82,7 +82,10 @@ impl Configuration {
         if !ascending(&self.members) || !ascending(&self.previous) {
             return Err(ConfigurationError::MemberOrder);
         }
-        let subset = self.in_sync.iter().all(|id| self.role_of(*id) == Some(Role::Data));
+        let subset = self
+            .in_sync
+            .iter()
+            .all(|id| self.role_of(*id) == Some(Role::Data));
         if self.in_sync.is_empty() || !self.in_sync.windows(2).all(|w| w[0] < w[1]) || !subset {
             return Err(ConfigurationError::InSync);
         }
@@ -101,7 +104,10 @@ impl Configuration {
 
     /// Whether `id` is named in `members` or `previous` (M10).
     pub fn names(&self, id: MemberId) -> bool {
-        self.members.iter().chain(&self.previous).any(|m| m.id == id)
+        self.members
+            .iter()
+            .chain(&self.previous)
+            .any(|m| m.id == id)
     }
 
     /// w(in-sync): durable answers from the in-sync set that acknowledge a write.

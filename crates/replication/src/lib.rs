@@ -4,6 +4,7 @@
 
 pub mod configuration;
 pub mod digest;
+pub mod initiator;
 pub mod member;
 pub mod message;
 pub mod values;

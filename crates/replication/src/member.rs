@@ -19,7 +19,9 @@ pub enum WriteDecision {
 /// M2: every message but Fence is of the promised epoch, number and nonce.
 fn check_epoch(state: &MemberState, epoch: Epoch) -> Result<(), Refusal> {
     if state.promised != epoch {
-        return Err(Refusal::Fenced { promised: state.promised.number });
+        return Err(Refusal::Fenced {
+            promised: state.promised.number,
+        });
     }
     Ok(())
 }
@@ -39,12 +41,19 @@ fn check(state: &MemberState, epoch: Epoch) -> Result<(), Refusal> {
 
 fn check_data(state: &MemberState, epoch: Epoch) -> Result<(), Refusal> {
     check(state, epoch)?;
-    if state.role == Role::Witness { Err(Refusal::Witness) } else { Ok(()) }
+    if state.role == Role::Witness {
+        Err(Refusal::Witness)
+    } else {
+        Ok(())
+    }
 }
 
 /// Whether the stored configuration was written in `epoch`: the epoch has started here.
 fn has_started(state: &MemberState, epoch: Epoch) -> bool {
-    state.configuration.as_ref().is_some_and(|c| c.epoch == epoch.number)
+    state
+        .configuration
+        .as_ref()
+        .is_some_and(|c| c.epoch == epoch.number)
 }
 
 /// Whether a resync of this epoch has begun here and is not complete.
@@ -59,9 +68,14 @@ fn is_resyncing_in(state: &MemberState, epoch: Epoch) -> bool {
 pub fn fence(state: &MemberState, epoch: Epoch) -> Result<MemberState, Refusal> {
     let newer = state.promised.number < epoch.number;
     if !newer && state.promised != epoch {
-        return Err(Refusal::Fenced { promised: state.promised.number });
+        return Err(Refusal::Fenced {
+            promised: state.promised.number,
+        });
     }
-    Ok(MemberState { promised: epoch, ..state.clone() })
+    Ok(MemberState {
+        promised: epoch,
+        ..state.clone()
+    })
 }
 
 /// M3. Storing the configuration and starting the epoch are one durable step.
@@ -87,7 +101,11 @@ pub fn store_config(
         }
         if configuration.order() == stored.order() {
             // Within an epoch a generation is one configuration (C1).
-            return if configuration == stored { Ok(next) } else { Err(Refusal::BadRequest) };
+            return if configuration == stored {
+                Ok(next)
+            } else {
+                Err(Refusal::BadRequest)
+            };
         }
     }
     next.configuration = Some(configuration.clone());
@@ -138,8 +156,14 @@ pub fn begin_resync(
     }
     Ok(MemberState {
         last_pass: (epoch.number, pass),
-        state: ReplicaState::Resyncing { epoch: epoch.number, pass },
-        last: Position { epoch: epoch.number, sequence },
+        state: ReplicaState::Resyncing {
+            epoch: epoch.number,
+            pass,
+        },
+        last: Position {
+            epoch: epoch.number,
+            sequence,
+        },
         ..state.clone()
     })
 }
@@ -150,8 +174,15 @@ pub fn begin_resync(
 /// By M2, M10; [`Refusal::StalePass`].
 pub fn check_copy(state: &MemberState, epoch: Epoch, pass: Pass) -> Result<(), Refusal> {
     check_data(state, epoch)?;
-    let current = ReplicaState::Resyncing { epoch: epoch.number, pass };
-    if state.state == current { Ok(()) } else { Err(Refusal::StalePass) }
+    let current = ReplicaState::Resyncing {
+        epoch: epoch.number,
+        pass,
+    };
+    if state.state == current {
+        Ok(())
+    } else {
+        Err(Refusal::StalePass)
+    }
 }
 
 /// M7.
@@ -169,7 +200,10 @@ pub fn mark_complete(
         return Ok(state.clone());
     }
     check_copy(state, epoch, pass)?;
-    Ok(MemberState { state: ReplicaState::Complete, ..state.clone() })
+    Ok(MemberState {
+        state: ReplicaState::Complete,
+        ..state.clone()
+    })
 }
 
 /// M8: only while complete and before the epoch has started here.
@@ -181,8 +215,15 @@ pub fn check_equalise(state: &MemberState, epoch: Epoch) -> Result<(), Refusal> 
     if !state.state.is_complete() {
         return Err(Refusal::NotComplete);
     }
-    let before = state.configuration.as_ref().is_none_or(|c| c.epoch < epoch.number);
-    if before { Ok(()) } else { Err(Refusal::AlreadyStarted) }
+    let before = state
+        .configuration
+        .as_ref()
+        .is_none_or(|c| c.epoch < epoch.number);
+    if before {
+        Ok(())
+    } else {
+        Err(Refusal::AlreadyStarted)
+    }
 }
 
 /// M8.
@@ -198,7 +239,10 @@ pub fn set_last(
     if position.epoch >= epoch.number {
         return Err(Refusal::BadRequest);
     }
-    Ok(MemberState { last: position, ..state.clone() })
+    Ok(MemberState {
+        last: position,
+        ..state.clone()
+    })
 }
 
 /// M9.
@@ -207,7 +251,11 @@ pub fn set_last(
 /// By M2, M10; [`Refusal::NotComplete`].
 pub fn check_read(state: &MemberState, epoch: Epoch) -> Result<(), Refusal> {
     check_data(state, epoch)?;
-    if state.state.is_complete() { Ok(()) } else { Err(Refusal::NotComplete) }
+    if state.state.is_complete() {
+        Ok(())
+    } else {
+        Err(Refusal::NotComplete)
+    }
 }
 
 /// M9: positions are told in any state.

@@ -5,8 +5,8 @@
 //! wire that is the attachment's handle, so it is not a field here.
 
 use crate::configuration::{Configuration, MemberState, ReplicaState};
-use crate::values::{Block, BlockRange, Epoch, EpochNumber, ExtentIndex, Pass, Position, Sequence};
 use crate::values::MemberId;
+use crate::values::{Block, BlockRange, Epoch, EpochNumber, ExtentIndex, Pass, Position, Sequence};
 
 /// Number that an initiator gives a request, and that the answer repeats. Unique per member and
 /// connection while it is outstanding.

@@ -32,14 +32,20 @@ impl Time {
 impl Add<Duration> for Time {
     type Output = Time;
     fn add(self, rhs: Duration) -> Time {
-        Time(self.0.saturating_add(u64::try_from(rhs.as_nanos()).unwrap_or(u64::MAX)))
+        Time(
+            self.0
+                .saturating_add(u64::try_from(rhs.as_nanos()).unwrap_or(u64::MAX)),
+        )
     }
 }
 
 impl Sub<Duration> for Time {
     type Output = Time;
     fn sub(self, rhs: Duration) -> Time {
-        Time(self.0.saturating_sub(u64::try_from(rhs.as_nanos()).unwrap_or(u64::MAX)))
+        Time(
+            self.0
+                .saturating_sub(u64::try_from(rhs.as_nanos()).unwrap_or(u64::MAX)),
+        )
     }
 }
 
@@ -144,11 +150,17 @@ pub struct Position {
 
 impl Position {
     /// The position of a block that nobody has written.
-    pub const ZERO: Position = Position { epoch: EpochNumber(0), sequence: Sequence(0) };
+    pub const ZERO: Position = Position {
+        epoch: EpochNumber(0),
+        sequence: Sequence(0),
+    };
 
     /// (e, 0), "EpochStart" of `epoch`.
     pub fn start_of(epoch: EpochNumber) -> Position {
-        Position { epoch, sequence: Sequence(0) }
+        Position {
+            epoch,
+            sequence: Sequence(0),
+        }
     }
 
     /// 24 bits of epoch above 40 bits of sequence; the order of packed values is the order of positions.
@@ -239,8 +251,14 @@ mod tests {
 
     #[test]
     fn packed_positions_keep_their_order_and_come_back() {
-        let a = Position { epoch: EpochNumber(1), sequence: Sequence::MAX };
-        let b = Position { epoch: EpochNumber(2), sequence: Sequence(0) };
+        let a = Position {
+            epoch: EpochNumber(1),
+            sequence: Sequence::MAX,
+        };
+        let b = Position {
+            epoch: EpochNumber(2),
+            sequence: Sequence(0),
+        };
         assert!(a < b && a.pack() < b.pack());
         assert_eq!(Position::unpack(a.pack()), a);
         assert_eq!(Position::unpack(b.pack()), b);
@@ -249,9 +267,33 @@ mod tests {
 
     #[test]
     fn a_range_that_crosses_the_border_of_an_extent_is_recognised() {
-        assert!(BlockRange { start: Block(255), count: 1 }.is_within_one_extent());
-        assert!(!BlockRange { start: Block(255), count: 2 }.is_within_one_extent());
-        assert!(!BlockRange { start: Block(0), count: 0 }.is_within_one_extent());
-        assert!(!BlockRange { start: Block(1), count: u32::MAX }.is_within_one_extent());
+        assert!(
+            BlockRange {
+                start: Block(255),
+                count: 1
+            }
+            .is_within_one_extent()
+        );
+        assert!(
+            !BlockRange {
+                start: Block(255),
+                count: 2
+            }
+            .is_within_one_extent()
+        );
+        assert!(
+            !BlockRange {
+                start: Block(0),
+                count: 0
+            }
+            .is_within_one_extent()
+        );
+        assert!(
+            !BlockRange {
+                start: Block(1),
+                count: u32::MAX
+            }
+            .is_within_one_extent()
+        );
     }
 }
