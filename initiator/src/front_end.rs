@@ -222,6 +222,11 @@ pub trait Volumes {
 
     /// See [`Context::own`].
     fn own(&mut self, front_end: FrontEndId, owned: Owned);
+
+    /// The opposite of [`Volumes::own`].
+    fn disown(&mut self, owned: Owned) {
+        let _ = owned;
+    }
 }
 
 /// What a front end works with while it is called.
@@ -259,6 +264,13 @@ impl<'a> Context<'a> {
     /// itself with the socket.
     pub fn own(&mut self, owned: impl Into<Owned>) {
         self.volumes.own(self.front_end, owned.into());
+    }
+
+    /// Closes a socket of the calling front end; no event about it follows. Ownership of a socket that
+    /// is closed through the engine alone would stay behind.
+    pub fn close(&mut self, socket: SocketId) {
+        self.volumes.disown(socket.into());
+        self.engine.close(socket);
     }
 
     /// Makes a request of a volume. It ends with [`FrontEnd::completed`], later, never from within

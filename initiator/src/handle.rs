@@ -2,6 +2,7 @@
 //! of a request.
 
 use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use ashlar_engine::Waker;
@@ -85,11 +86,31 @@ pub struct Stopped;
 pub struct InitiatorThreadHandle {
     sender: Sender<Command>,
     waker: Waker,
+    alive: Weak<()>,
 }
 
-pub(crate) fn mailbox(waker: Waker) -> (InitiatorThreadHandle, Receiver<Command>) {
-    let (sender, receiver) = channel();
-    (InitiatorThreadHandle { sender, waker }, receiver)
+/// The thread's end of its mailbox.
+pub(crate) struct Mailbox {
+    pub(crate) commands: Receiver<Command>,
+    /// Gone with the thread.
+    _alive: Arc<()>,
+}
+
+pub(crate) fn mailbox(waker: Waker) -> (InitiatorThreadHandle, Mailbox) {
+    let (sender, commands) = channel();
+    let alive = Arc::new(());
+    let handle = InitiatorThreadHandle {
+        sender,
+        waker,
+        alive: Arc::downgrade(&alive),
+    };
+    (
+        handle,
+        Mailbox {
+            commands,
+            _alive: alive,
+        },
+    )
 }
 
 impl InitiatorThreadHandle {
@@ -238,6 +259,11 @@ impl InitiatorThreadHandle {
         self.ask_async(Command::Metrics)
             .await
             .map(|metrics| *metrics)
+    }
+
+    /// Whether the thread has ended.
+    pub fn is_stopped(&self) -> bool {
+        self.alive.strong_count() == 0
     }
 
     /// Makes the thread detach everything and end. Requests under way get `drain` to finish.

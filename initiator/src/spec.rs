@@ -32,7 +32,7 @@ pub struct MemberSpec {
 /// Settings of an attachment; `None` means the default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VolumeOptions {
-    /// In-sync members without which writes wait. Default: a majority of the data members; 1 of 2 with a witness.
+    /// In-sync members without which writes wait. Default: 2 of three and more data members, else 1.
     pub min_in_sync: Option<usize>,
     /// How long a request waits for a quorum before it fails. Default: for ever.
     pub io_timeout: Option<Duration>,
@@ -155,18 +155,6 @@ impl VolumeSpec {
     /// Number of blocks.
     pub fn size_blocks(&self) -> u64 {
         self.size_bytes / BLOCK_BYTES as u64
-    }
-
-    /// In-sync members without which writes wait: what was asked for, or the default.
-    pub fn min_in_sync(&self) -> usize {
-        let data = self.data_members();
-        let witnesses = self.members.len() - data;
-        let default = if data == 2 && witnesses > 0 {
-            1
-        } else {
-            data / 2 + 1
-        };
-        self.options.min_in_sync.unwrap_or(default)
     }
 
     /// Whether `other` describes the same attachment, its size aside. Addresses count: a node that
@@ -300,18 +288,6 @@ mod tests {
             refused(|s| s.options.lag_bytes_max = Some(4096)),
             "options.lag_bytes_max"
         );
-    }
-
-    #[test]
-    fn by_default_writes_need_a_majority_in_sync_or_one_of_two_with_a_witness() {
-        let mut spec = spec();
-        assert_eq!(spec.min_in_sync(), 2);
-        spec.members[2].member.role = Role::Witness;
-        assert_eq!(spec.min_in_sync(), 1);
-        spec.members.truncate(2);
-        assert_eq!(spec.min_in_sync(), 2);
-        spec.members.truncate(1);
-        assert_eq!(spec.min_in_sync(), 1);
     }
 
     #[test]

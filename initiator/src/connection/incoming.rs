@@ -41,6 +41,10 @@ pub(super) enum Incoming {
 }
 
 /// What [`next`] found.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "short-lived on the stack; a box would be an allocation per frame"
+)]
 #[derive(Debug)]
 pub(super) enum Next {
     /// A frame of so many bytes.

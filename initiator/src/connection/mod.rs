@@ -40,6 +40,10 @@ pub(crate) struct Notice {
 }
 
 /// See [`Notice`].
+#[allow(
+    clippy::large_enum_variant,
+    reason = "lives in a queue that keeps its memory; a box would be an allocation per answer"
+)]
 #[derive(Debug)]
 pub(crate) enum NoticeKind {
     /// Requests can be sent, Fence first.

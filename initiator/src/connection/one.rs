@@ -442,6 +442,25 @@ impl Connection {
         }
     }
 
+    /// Makes as if the connection had been lost and made again, for one link.
+    pub(super) fn renew_link(&mut self, s: &mut Surroundings<'_>, id: LinkId) {
+        let State::Up { socket, .. } = self.state else {
+            return;
+        };
+        let Some(link) = self.links.get_mut(id) else {
+            return;
+        };
+        if link.attachment.epoch().is_some() {
+            s.out.clear();
+            encode::release(s.out, link.handle);
+            s.send(socket);
+        }
+        link.attachment = Attachment::None;
+        link.handle = super::handle::next(link.handle);
+        let notices = [NoticeKind::Down, NoticeKind::Up].map(|kind| link.notice(kind));
+        s.notices.extend(notices);
+    }
+
     /// Output that the peer has not taken.
     pub(super) fn queued_bytes(&self, engine: &Engine) -> usize {
         self.socket()

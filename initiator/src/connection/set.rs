@@ -202,14 +202,18 @@ impl Connections {
         }
     }
 
-    /// A member of the connection no longer takes part in its volume's stream. If that is because
-    /// its peer does not read, what waits for it is dropped, with the connection.
-    pub(crate) fn member_lags(&mut self, engine: &mut Engine, id: ConnectionId) {
+    /// Starts anew with one member: what was under way for it is lost. If its peer does not read, what
+    /// waits there is dropped, with the connection and for all volumes on it; else the others do
+    /// not notice.
+    pub(crate) fn reconnect(&mut self, engine: &mut Engine, id: ConnectionId, link: LinkId) {
         let Some(Some(connection)) = self.slots.get(id.0 as usize) else {
             return;
         };
         if connection.queued_bytes(engine) > LAGGING_QUEUE_BYTES_MAX {
             self.cut_off(engine, id);
+        } else {
+            with!(self, engine, id, |connection, s| connection
+                .renew_link(s, link));
         }
     }
 

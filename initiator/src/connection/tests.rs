@@ -434,7 +434,7 @@ fn a_supersession_is_reported_with_the_epoch_that_did_it() {
 }
 
 #[test]
-fn a_node_that_no_longer_reads_is_cut_off_with_what_waits_for_it_once_its_member_lags() {
+fn a_node_that_no_longer_reads_is_cut_off_with_what_waits_for_it() {
     let (mut setup, node, _) = promised();
     let side = &mut setup.side;
     let data = SharedBytes::copy_of(&vec![1; 256 * BLOCK_BYTES]);
@@ -452,12 +452,29 @@ fn a_node_that_no_longer_reads_is_cut_off_with_what_waits_for_it_once_its_member
         side.turn();
     }
     assert!(side.seen.is_empty(), "waiting alone is no reason");
-    side.connections.member_lags(&mut side.engine, side.id);
+    side.connections
+        .reconnect(&mut side.engine, side.id, side.link);
     assert!(matches!(side.next_notice(), NoticeKind::Down));
     assert_eq!(side.connections.counters().cut_off, 1);
     drop(node);
     let _again = Node::greet(&setup.listener, side, MEMBER.device);
     assert!(matches!(side.next_notice(), NoticeKind::Up));
+}
+
+#[test]
+fn one_member_starts_anew_without_a_new_connection_where_the_node_reads() {
+    let (mut setup, mut node, old) = promised();
+    let side = &mut setup.side;
+    side.connections
+        .reconnect(&mut side.engine, side.id, side.link);
+    assert!(matches!(side.next_notice(), NoticeKind::Down));
+    assert!(matches!(side.next_notice(), NoticeKind::Up));
+    side.send(&Request::Fence { epoch: epoch(1) });
+    node.receive(side, |frame| {
+        assert!(matches!(frame, Frame::Release { .. }))
+    });
+    assert_ne!(node.receive_fence(side).handle, old.handle);
+    assert_eq!(side.connections.counters().lost, 0);
 }
 
 #[test]

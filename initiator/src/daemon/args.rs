@@ -91,7 +91,10 @@ fn control_path(text: &str) -> Result<PathBuf, String> {
 }
 
 fn engine_parser() -> impl clap::builder::TypedValueParser<Value = EngineKind> {
-    let values = [PossibleValue::new("io_uring"), PossibleValue::new("portable")];
+    let values = [
+        PossibleValue::new("io_uring"),
+        PossibleValue::new("portable"),
+    ];
     clap::builder::PossibleValuesParser::new(values).map(|name| match name.as_str() {
         "portable" => EngineKind::Portable,
         _ => EngineKind::IoUring,
@@ -127,7 +130,9 @@ mod tests {
 
     fn parse(arguments: &[&str]) -> Result<Args, String> {
         let command = Args::augment_args(clap::Command::new("initiator").no_binary_name(true));
-        let matches = command.try_get_matches_from(arguments).map_err(|e| e.to_string())?;
+        let matches = command
+            .try_get_matches_from(arguments)
+            .map_err(|e| e.to_string())?;
         let args = Args::from_arg_matches(&matches).map_err(|e| e.to_string())?;
         args.check().map(|()| args)
     }
@@ -136,9 +141,15 @@ mod tests {
     fn every_thread_has_an_address_of_its_own() {
         let unix: Address = "unix:/run/nbd.sock".parse().unwrap();
         assert_eq!(nbd_address(&unix, 0).unwrap(), unix);
-        assert_eq!(nbd_address(&unix, 2).unwrap().to_string(), "unix:/run/nbd.sock.2");
+        assert_eq!(
+            nbd_address(&unix, 2).unwrap().to_string(),
+            "unix:/run/nbd.sock.2"
+        );
         let tcp: Address = "tcp:127.0.0.1:10809".parse().unwrap();
-        assert_eq!(nbd_address(&tcp, 3).unwrap().to_string(), "tcp:127.0.0.1:10812");
+        assert_eq!(
+            nbd_address(&tcp, 3).unwrap().to_string(),
+            "tcp:127.0.0.1:10812"
+        );
         let last: Address = "tcp:127.0.0.1:65535".parse().unwrap();
         assert!(nbd_address(&last, 1).is_err());
     }

@@ -30,13 +30,19 @@ pub struct Attachments {
 impl Attachments {
     /// Without volumes.
     pub fn new(threads: Vec<InitiatorThreadHandle>) -> Attachments {
-        Attachments { threads, placed: Mutex::default() }
+        Attachments {
+            threads,
+            placed: Mutex::default(),
+        }
     }
 
     /// The thread of a volume: where it is, or the one with the fewest.
     async fn place(&self, spec: &VolumeSpec) -> Result<ThreadIndex, AttachError> {
         let mut placed = self.placed.lock().await;
-        if placed.iter().any(|(id, other)| *id != spec.id && other.name == spec.name) {
+        if placed
+            .iter()
+            .any(|(id, other)| *id != spec.id && other.name == spec.name)
+        {
             return Err(AttachError::NameTaken(spec.name.clone()));
         }
         let of_thread = |thread: &usize| placed.values().filter(|p| p.thread.0 == *thread).count();
@@ -56,7 +62,10 @@ impl Attachments {
     /// Forgets the place of a volume that its thread does not have.
     async fn forget_if_gone(&self, id: VolumeId, thread: ThreadIndex) {
         let mut placed = self.placed.lock().await;
-        let list = self.threads[thread.0].list_async().await.unwrap_or_default();
+        let list = self.threads[thread.0]
+            .list_async()
+            .await
+            .unwrap_or_default();
         if list.iter().all(|attachment| attachment.id != id) {
             placed.remove(&id);
         }
@@ -87,8 +96,12 @@ impl Attachments {
     /// # Errors
     /// When the thread has ended.
     pub async fn detach(&self, id: VolumeId, drain: Duration) -> Result<bool, Stopped> {
-        let Some(placed) = self.placed.lock().await.get(&id).cloned() else { return Ok(false) };
-        let was_there = self.threads[placed.thread.0].detach_async(id, drain).await?;
+        let Some(placed) = self.placed.lock().await.get(&id).cloned() else {
+            return Ok(false);
+        };
+        let was_there = self.threads[placed.thread.0]
+            .detach_async(id, drain)
+            .await?;
         self.forget_if_gone(id, placed.thread).await;
         Ok(was_there)
     }
@@ -101,7 +114,10 @@ impl Attachments {
         let mut all = Vec::new();
         for (index, thread) in self.threads.iter().enumerate() {
             let list = thread.list_async().await?;
-            all.extend(list.into_iter().map(|attachment| (ThreadIndex(index), attachment)));
+            all.extend(
+                list.into_iter()
+                    .map(|attachment| (ThreadIndex(index), attachment)),
+            );
         }
         all.sort_by(|(_, a), (_, b)| a.name.cmp(&b.name));
         Ok(all)
@@ -117,6 +133,11 @@ impl Attachments {
             all.push(thread.metrics_async().await?);
         }
         Ok(all)
+    }
+
+    /// Whether a thread has ended.
+    pub fn is_any_stopped(&self) -> bool {
+        self.threads.iter().any(InitiatorThreadHandle::is_stopped)
     }
 
     /// Makes all threads detach everything and end.

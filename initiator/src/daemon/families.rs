@@ -23,7 +23,12 @@ pub fn all(
         families.add_thread(&index.to_string(), thread);
     }
     let count = volumes.len() as f64;
-    families.gauge("ashlar_initiator_volumes", "Volumes that are attached.", &[], count);
+    families.gauge(
+        "ashlar_initiator_volumes",
+        "Volumes that are attached.",
+        &[],
+        count,
+    );
     for (_, volume) in volumes.iter().take(VOLUMES_MAX) {
         families.add_volume(volume);
     }
@@ -69,13 +74,17 @@ impl Families {
     fn counter(&mut self, name: &str, help: &str, labels: &Labels<'_>, value: u64) {
         let mut counter = Counter::default();
         counter.set_value(value as f64);
-        self.metric(name, help, MetricType::COUNTER, labels, |metric| metric.set_counter(counter));
+        self.metric(name, help, MetricType::COUNTER, labels, |metric| {
+            metric.set_counter(counter)
+        });
     }
 
     fn gauge(&mut self, name: &str, help: &str, labels: &Labels<'_>, value: f64) {
         let mut gauge = Gauge::default();
         gauge.set_value(value);
-        self.metric(name, help, MetricType::GAUGE, labels, |metric| metric.set_gauge(gauge));
+        self.metric(name, help, MetricType::GAUGE, labels, |metric| {
+            metric.set_gauge(gauge)
+        });
     }
 
     fn add_thread(&mut self, thread: &str, metrics: &ThreadMetrics) {
@@ -91,19 +100,56 @@ impl Families {
         let labels = [("thread", thread)];
         let c = &metrics.connections;
         let counters = [
-            ("connections_established", "Connections to devices made.", c.established),
-            ("connections_lost", "Connections to devices lost, and failed attempts.", c.lost),
-            ("connections_cut_off", "Nodes cut off because they did not read.", c.cut_off),
-            ("malformed_frames", "Frames from nodes that were wrong.", c.malformed),
-            ("checksum_mismatches", "Data received that did not match.", c.checksum_mismatches),
-            ("bad_proofs", "Members that did not prove to know the key.", c.bad_proofs),
+            (
+                "connections_established",
+                "Connections to devices made.",
+                c.established,
+            ),
+            (
+                "connections_lost",
+                "Connections to devices lost, and failed attempts.",
+                c.lost,
+            ),
+            (
+                "connections_cut_off",
+                "Nodes cut off because they did not read.",
+                c.cut_off,
+            ),
+            (
+                "malformed_frames",
+                "Frames from nodes that were wrong.",
+                c.malformed,
+            ),
+            (
+                "checksum_mismatches",
+                "Data received that did not match.",
+                c.checksum_mismatches,
+            ),
+            (
+                "bad_proofs",
+                "Members that did not prove to know the key.",
+                c.bad_proofs,
+            ),
             ("sent_bytes", "Bytes sent to nodes.", c.bytes_sent),
-            ("received_bytes", "Bytes received from nodes.", c.bytes_received),
+            (
+                "received_bytes",
+                "Bytes received from nodes.",
+                c.bytes_received,
+            ),
             ("turns", "Turns of the thread's loop.", metrics.turns),
-            ("fenced", "Attachments that another initiator ended.", metrics.fenced),
+            (
+                "fenced",
+                "Attachments that another initiator ended.",
+                metrics.fenced,
+            ),
         ];
         for (name, help, value) in counters {
-            self.counter(&format!("ashlar_initiator_{name}_total"), help, &labels, value);
+            self.counter(
+                &format!("ashlar_initiator_{name}_total"),
+                help,
+                &labels,
+                value,
+            );
         }
         let up = metrics.connections_up as f64;
         let wanted = metrics.connections_wanted as f64;
@@ -117,8 +163,11 @@ impl Families {
         let name = volume.name.as_str();
         for (operation, counters) in Operation::ALL.into_iter().zip(volume.counters.operations) {
             for (result, value) in [("ok", counters.completed), ("error", counters.failed)] {
-                let labels =
-                    [("volume", name), ("operation", operation.name()), ("result", result)];
+                let labels = [
+                    ("volume", name),
+                    ("operation", operation.name()),
+                    ("result", result),
+                ];
                 let help = "Requests of front ends that ended.";
                 self.counter("ashlar_volume_requests_total", help, &labels, value);
             }
@@ -128,7 +177,12 @@ impl Families {
         }
         let labels = [("volume", name)];
         let in_flight = volume.counters.in_flight as f64;
-        self.gauge("ashlar_volume_requests_in_flight", "Requests under way.", &labels, in_flight);
+        self.gauge(
+            "ashlar_volume_requests_in_flight",
+            "Requests under way.",
+            &labels,
+            in_flight,
+        );
         let open = f64::from(volume.state == AttachmentState::Open);
         self.gauge("ashlar_volume_open", "1 while I/O goes on.", &labels, open);
         let epoch = volume.epoch.map_or(0, |epoch| epoch.0);
@@ -143,7 +197,9 @@ impl Families {
             let lag = member.lag_writes as f64;
             let help = "Writes that the replica has not answered.";
             self.gauge("ashlar_replica_lag_writes", help, &labels, lag);
-            let left = member.resync_blocks_total.saturating_sub(member.resync_blocks_done) as f64;
+            let left = member
+                .resync_blocks_total
+                .saturating_sub(member.resync_blocks_done) as f64;
             let help = "Blocks that a resync has yet to look at.";
             self.gauge("ashlar_replica_resync_blocks_left", help, &labels, left);
         }
@@ -159,7 +215,11 @@ fn to_proto(histogram: &Histogram) -> HistogramProto {
         bucket.set_cumulative_count(cumulative);
         bucket
     };
-    let buckets = BUCKETS_US.iter().zip(&histogram.buckets).map(bucket).collect();
+    let buckets = BUCKETS_US
+        .iter()
+        .zip(&histogram.buckets)
+        .map(bucket)
+        .collect();
     let mut out = HistogramProto::default();
     out.set_bucket(buckets);
     out.set_sample_count(histogram.count());
@@ -179,14 +239,19 @@ mod tests {
         thread.latency[Operation::Write as usize].record(Duration::from_micros(12));
         thread.latency[Operation::Write as usize].record(Duration::from_micros(70));
         let mut out = Vec::new();
-        TextEncoder::new().encode(&all(&[thread], &[]), &mut out).unwrap();
+        TextEncoder::new()
+            .encode(&all(&[thread], &[]), &mut out)
+            .unwrap();
         let text = String::from_utf8(out).unwrap();
         let line = |le: &str| {
             let name = "ashlar_initiator_request_seconds_bucket";
             format!("{name}{{thread=\"0\",operation=\"write\",le=\"{le}\"}}")
         };
         for (bound, count) in [("0.00001", 0), ("0.000015", 1), ("0.00008", 2), ("+Inf", 2)] {
-            assert!(text.contains(&format!("{} {count}\n", line(bound))), "{bound}: {text}");
+            assert!(
+                text.contains(&format!("{} {count}\n", line(bound))),
+                "{bound}: {text}"
+            );
         }
         assert!(text.contains("ashlar_initiator_volumes 0\n"));
     }

@@ -29,9 +29,15 @@ pub fn router(attachments: Arc<Attachments>) -> Router {
 /// not count: a restart would not help them.
 async fn health(State(attachments): State<Arc<Attachments>>) -> (StatusCode, String) {
     match tokio::time::timeout(ANSWER_TIMEOUT, attachments.list()).await {
-        Ok(Ok(list)) => (StatusCode::OK, format!("ok, {} volumes attached\n", list.len())),
+        Ok(Ok(list)) => (
+            StatusCode::OK,
+            format!("ok, {} volumes attached\n", list.len()),
+        ),
         Ok(Err(stopped)) => (StatusCode::SERVICE_UNAVAILABLE, format!("{stopped}\n")),
-        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "a thread does not answer\n".into()),
+        Err(_) => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "a thread does not answer\n".into(),
+        ),
     }
 }
 

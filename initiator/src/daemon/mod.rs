@@ -51,9 +51,14 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         threads.push(thread);
         nbd.push(addresses);
     }
-    let handles = threads.iter().map(|thread| thread.handle().clone()).collect();
+    let handles = threads
+        .iter()
+        .map(|thread| thread.handle().clone())
+        .collect();
     let attachments = Arc::new(Attachments::new(handles));
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
     let served = runtime.block_on(serve(&args, nbd, Arc::clone(&attachments)));
     attachments.stop(args.drain_timeout().min(STOP_DRAIN));
     for thread in threads {
@@ -79,8 +84,13 @@ fn start_thread(
         lease: Duration::from_millis(args.lease_ms),
         identity,
     };
-    let addresses = args.nbd.iter().map(|address| args::nbd_address(address, index));
-    let addresses = addresses.collect::<Result<Vec<_>, _>>().map_err(anyhow::Error::msg)?;
+    let addresses = args
+        .nbd
+        .iter()
+        .map(|address| args::nbd_address(address, index));
+    let addresses = addresses
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(anyhow::Error::msg)?;
     let front_ends: Vec<FrontEndMaker> = Vec::new();
     let thread = InitiatorThread::spawn(options, front_ends)?;
     Ok((thread, addresses))
@@ -160,7 +170,10 @@ fn unix_listener(path: &Path) -> anyhow::Result<UnixListener> {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
         _ => {}
     }
-    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+    if let Some(folder) = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty())
+    {
         std::fs::create_dir_all(folder)?;
     }
     let listener = UnixListener::bind(path)?;

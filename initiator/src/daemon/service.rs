@@ -87,7 +87,9 @@ impl Initiator for Service {
         _: Request<api::ListRequest>,
     ) -> Result<Response<api::ListResponse>, Status> {
         let list = self.attachments.list().await?.into_iter();
-        let attachments = list.map(|(thread, status)| self.attachment(thread, status)).collect();
+        let attachments = list
+            .map(|(thread, status)| self.attachment(thread, status))
+            .collect();
         Ok(Response::new(api::ListResponse { attachments }))
     }
 }
@@ -97,7 +99,9 @@ impl Service {
         let addresses = self.nbd.get(thread.0).into_iter().flatten();
         api::Attachment {
             volume_id: status.id.to_string(),
-            nbd_uris: addresses.map(|address| nbd_uri(address, &status.name)).collect(),
+            nbd_uris: addresses
+                .map(|address| nbd_uri(address, &status.name))
+                .collect(),
             name: status.name,
             state: status.state.name().into(),
             reason: status.reason,

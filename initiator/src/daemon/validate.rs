@@ -17,7 +17,10 @@ const KEY_BYTES: usize = 32;
 const ADDRESS_BYTES_MAX: usize = 280;
 
 fn bad<T>(field: &'static str, problem: impl Into<String>) -> Result<T, SpecError> {
-    Err(SpecError { field, problem: problem.into() })
+    Err(SpecError {
+        field,
+        problem: problem.into(),
+    })
 }
 
 fn uuid(field: &'static str, text: &str) -> Result<[u8; 16], SpecError> {
@@ -50,8 +53,14 @@ fn member(entry: &api::MemberAddress) -> Result<MemberSpec, SpecError> {
         _ => return bad("members.member.role", "must be ROLE_DATA or ROLE_WITNESS"),
     };
     let address = address(&entry.data_address)?;
-    let id = MemberId { device, nonce: member.nonce };
-    Ok(MemberSpec { member: Member { id, role }, address })
+    let id = MemberId {
+        device,
+        nonce: member.nonce,
+    };
+    Ok(MemberSpec {
+        member: Member { id, role },
+        address,
+    })
 }
 
 fn address(text: &str) -> Result<Address, SpecError> {
@@ -72,7 +81,10 @@ fn address(text: &str) -> Result<Address, SpecError> {
 /// The first field outside its limits. Names in addresses are resolved, which may block.
 pub fn attach(request: &api::AttachRequest) -> Result<VolumeSpec, SpecError> {
     let Ok(key) = <[u8; KEY_BYTES]>::try_from(request.key.as_slice()) else {
-        return bad("key", format!("has {} bytes, not {KEY_BYTES}", request.key.len()));
+        return bad(
+            "key",
+            format!("has {} bytes, not {KEY_BYTES}", request.key.len()),
+        );
     };
     let ack = match node_api::Ack::try_from(request.ack) {
         Ok(node_api::Ack::Majority) => Ack::Majority,
@@ -81,7 +93,10 @@ pub fn attach(request: &api::AttachRequest) -> Result<VolumeSpec, SpecError> {
     };
     // Before anything is resolved.
     if request.members.len() > MEMBERS_MAX {
-        return bad("members", format!("a volume has at most {MEMBERS_MAX} members"));
+        return bad(
+            "members",
+            format!("a volume has at most {MEMBERS_MAX} members"),
+        );
     }
     let spec = VolumeSpec {
         id: volume_id(&request.volume_id)?,
@@ -90,7 +105,11 @@ pub fn attach(request: &api::AttachRequest) -> Result<VolumeSpec, SpecError> {
         access: VolumeAccess::ReadWrite,
         key: VolumeKey(key),
         ack,
-        members: request.members.iter().map(member).collect::<Result<_, _>>()?,
+        members: request
+            .members
+            .iter()
+            .map(member)
+            .collect::<Result<_, _>>()?,
         options: options(request.options.as_ref()),
     };
     spec.check()?;
@@ -98,7 +117,9 @@ pub fn attach(request: &api::AttachRequest) -> Result<VolumeSpec, SpecError> {
 }
 
 fn options(options: Option<&api::VolumeOptions>) -> VolumeOptions {
-    let Some(options) = options else { return VolumeOptions::default() };
+    let Some(options) = options else {
+        return VolumeOptions::default();
+    };
     let given = |number: u64| (number > 0).then_some(number);
     VolumeOptions {
         min_in_sync: given(options.min_in_sync.into()).map(|min| min as usize),
@@ -149,7 +170,7 @@ mod tests {
         });
         let spec = attach(&request).unwrap();
         assert_eq!(spec.id.to_string(), request.volume_id);
-        assert_eq!(spec.min_in_sync(), 3);
+        assert_eq!(spec.options.min_in_sync, Some(3));
         assert_eq!(spec.options.io_timeout, Some(Duration::from_millis(1500)));
         assert_eq!(spec.options.lag_writes_max, None);
         assert_eq!(spec.members[2].address.to_string(), "tcp:127.0.0.1:703");
@@ -158,7 +179,10 @@ mod tests {
     #[test]
     fn every_bad_field_is_named_in_the_error() {
         assert_eq!(refused(|r| r.volume_id = "x".into()).field, "volume_id");
-        assert_eq!(refused(|r| r.volume_id = "x".repeat(1 << 20)).field, "volume_id");
+        assert_eq!(
+            refused(|r| r.volume_id = "x".repeat(1 << 20)).field,
+            "volume_id"
+        );
         let nil = uuid::Uuid::nil().to_string();
         assert_eq!(refused(|r| r.volume_id = nil).field, "volume_id");
         assert_eq!(refused(|r| r.key.pop().map_or((), drop)).field, "key");
@@ -167,14 +191,33 @@ mod tests {
         assert_eq!(refused(|r| r.size_bytes = 5).field, "size_bytes");
         assert_eq!(refused(|r| r.name = "../x".into()).field, "name");
         assert_eq!(refused(|r| r.members.clear()).field, "members");
-        assert_eq!(refused(|r| r.members = vec![r.members[0].clone(); 8]).field, "members");
-        assert_eq!(refused(|r| r.members[0].member = None).field, "members.member");
-        assert_eq!(refused(|r| r.members[1] = r.members[0].clone()).field, "members");
-        for address in ["", "127.0.0.1:1", "tcp:127.0.0.1:0", "unix:", "tcp:1", &"x".repeat(999)] {
+        assert_eq!(
+            refused(|r| r.members = vec![r.members[0].clone(); 8]).field,
+            "members"
+        );
+        assert_eq!(
+            refused(|r| r.members[0].member = None).field,
+            "members.member"
+        );
+        assert_eq!(
+            refused(|r| r.members[1] = r.members[0].clone()).field,
+            "members"
+        );
+        for address in [
+            "",
+            "127.0.0.1:1",
+            "tcp:127.0.0.1:0",
+            "unix:",
+            "tcp:1",
+            &"x".repeat(999),
+        ] {
             let error = refused(|r| r.members[0].data_address = address.into());
             assert_eq!(error.field, "members.data_address", "{address}");
         }
         let role = refused(|r| r.members[0].member.as_mut().unwrap().role = 9);
-        assert_eq!(role.to_string(), "members.member.role: must be ROLE_DATA or ROLE_WITNESS");
+        assert_eq!(
+            role.to_string(),
+            "members.member.role: must be ROLE_DATA or ROLE_WITNESS"
+        );
     }
 }
