@@ -1,5 +1,6 @@
 //! The index in sled, written by a thread of its own.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -35,6 +36,32 @@ pub struct SledIndex {
     thread: Option<JoinHandle<()>>,
 }
 
+/// What all entries come to: an index that lost one, or got one back, must not be believed, because what it
+/// does not name reads as zeros.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Summary {
+    count: u64,
+    sum: u64,
+}
+
+impl Summary {
+    fn of(key: &[u8], value: &[u8]) -> u64 {
+        let low = crc32c::crc32c_append(crc32c::crc32c(key), value);
+        let high = crc32c::crc32c_append(crc32c::crc32c(value), key);
+        u64::from(high) << 32 | u64::from(low)
+    }
+
+    fn add(&mut self, key: &[u8], value: &[u8]) {
+        self.count = self.count.wrapping_add(1);
+        self.sum = self.sum.wrapping_add(Summary::of(key, value));
+    }
+
+    fn remove(&mut self, key: &[u8], value: &[u8]) {
+        self.count = self.count.wrapping_sub(1);
+        self.sum = self.sum.wrapping_sub(Summary::of(key, value));
+    }
+}
+
 #[derive(Default)]
 struct Shared {
     covered: AtomicU64,
@@ -63,13 +90,14 @@ impl SledIndex {
         })
     }
 
-    fn start(&mut self, db: Option<sled::Db>) {
+    fn start(&mut self, db: Option<sled::Db>, content: Summary) {
         let (sender, receiver) = channel();
         let worker = Worker {
             folder: self.folder.clone(),
             device: self.device,
             shared: Arc::clone(&self.shared),
             db,
+            content,
         };
         let wake = self.wake.take().expect("the index is loaded once");
         let thread = std::thread::Builder::new()
@@ -85,17 +113,18 @@ impl SledIndex {
 impl Index for SledIndex {
     fn load(&mut self, visit: &mut dyn FnMut(IndexKey, IndexValue)) -> io::Result<Option<u64>> {
         let loaded = open(&self.folder).and_then(|db| {
-            let covered = read(&db, self.device, visit)?;
-            Ok((db, covered))
+            let found = read(&db, self.device, visit)?;
+            Ok((db, found))
         });
-        let (db, result) = match loaded {
-            Ok((db, covered)) => (Some(db), Ok(covered)),
-            Err(error) => (None, Err(error)),
+        let (db, content, result) = match loaded {
+            Ok((db, Some((covers, content)))) => (Some(db), content, Ok(Some(covers))),
+            Ok((_, None)) => (None, Summary::default(), Ok(None)),
+            Err(error) => (None, Summary::default(), Err(error)),
         };
         if let Ok(Some(covered)) = result {
             self.shared.covered.store(covered, Ordering::Release);
         }
-        self.start(db);
+        self.start(db, content);
         result
     }
 
@@ -132,6 +161,7 @@ struct Worker {
     device: DeviceId,
     shared: Arc<Shared>,
     db: Option<sled::Db>,
+    content: Summary,
 }
 
 impl Worker {
@@ -158,15 +188,18 @@ impl Worker {
                 return Err(io::Error::other("there is no database"));
             }
             self.db = Some(open(&self.folder)?);
+            self.content = Summary::default();
         }
         let db = self.db.as_ref().expect("opened above");
-        let mut changes = sled::Batch::default();
+        let mut changes: BTreeMap<Vec<u8>, Option<[u8; VALUE_BYTES]>> = BTreeMap::new();
         for change in &batch.changes {
             match change {
                 IndexChange::Put(key, value) => {
-                    changes.insert(&encode_key(key)[..], &encode_value(value)[..]);
+                    changes.insert(encode_key(key).to_vec(), Some(encode_value(value)));
                 }
-                IndexChange::Remove(key) => changes.remove(&encode_key(key)[..]),
+                IndexChange::Remove(key) => {
+                    changes.insert(encode_key(key).to_vec(), None);
+                }
                 IndexChange::RemoveReplica { replica, nonce } => {
                     let extent = ExtentIndex(0);
                     let key = encode_key(&IndexKey {
@@ -174,24 +207,38 @@ impl Worker {
                         nonce: *nonce,
                         extent,
                     });
-                    // Entries of the replica that this very batch puts come before its removal.
-                    let batched = batch.changes.iter().filter_map(|c| match c {
-                        IndexChange::Put(k, _) if (k.replica, k.nonce) == (*replica, *nonce) => {
-                            Some(encode_key(k))
+                    let prefix = &key[..KEY_BYTES - 8];
+                    for (key, value) in changes.range_mut(prefix.to_vec()..) {
+                        if !key.starts_with(prefix) {
+                            break;
                         }
-                        _ => None,
-                    });
-                    batched.for_each(|key| changes.remove(&key[..]));
-                    for found in db.scan_prefix(&key[..KEY_BYTES - 8]).keys() {
-                        changes.remove(found.map_err(to_io)?);
+                        *value = None;
+                    }
+                    for found in db.scan_prefix(prefix).keys() {
+                        changes.insert(found.map_err(to_io)?.to_vec(), None);
                     }
                 }
             }
         }
+        let mut out = sled::Batch::default();
+        for (key, value) in &changes {
+            if let Some(old) = db.get(key).map_err(to_io)? {
+                self.content.remove(key, &old);
+            }
+            match value {
+                Some(value) => {
+                    self.content.add(key, value);
+                    out.insert(&key[..], &value[..]);
+                }
+                None => out.remove(&key[..]),
+            }
+        }
         let mut meta = batch.covers.to_le_bytes().to_vec();
         meta.extend_from_slice(&self.device.0);
-        changes.insert(META, meta);
-        db.apply_batch(changes).map_err(to_io)?;
+        meta.extend_from_slice(&self.content.count.to_le_bytes());
+        meta.extend_from_slice(&self.content.sum.to_le_bytes());
+        out.insert(META, meta);
+        db.apply_batch(out).map_err(to_io)?;
         db.flush().map_err(to_io)?;
         sync_all(&database(&self.folder))
     }
@@ -254,23 +301,31 @@ fn read(
     db: &sled::Db,
     device: DeviceId,
     visit: &mut dyn FnMut(IndexKey, IndexValue),
-) -> io::Result<Option<u64>> {
+) -> io::Result<Option<(u64, Summary)>> {
     let Some(meta) = db.get(META).map_err(to_io)? else {
         return Ok(None);
     };
     let Some((covers, of)) = meta.split_first_chunk::<8>() else {
         return Ok(None);
     };
-    if of != device.0 {
+    let Some((of, rest)) = of.split_first_chunk::<16>() else { return Ok(None) };
+    if *of != device.0 {
         return Ok(None);
     }
+    let mut found = Summary::default();
     for item in db.scan_prefix([ENTRY]) {
         let (key, value) = item.map_err(to_io)?;
+        found.add(&key, &value);
         let entry = decode_key(&key).zip(decode_value(&value));
         let (key, value) = entry.ok_or_else(|| io::Error::other("an entry has another size"))?;
         visit(key, value);
     }
-    Ok(Some(u64::from_le_bytes(*covers)))
+    let expected: Vec<u8> =
+        found.count.to_le_bytes().into_iter().chain(found.sum.to_le_bytes()).collect();
+    if rest != expected {
+        return Err(io::Error::other("entries are missing, or there are too many"));
+    }
+    Ok(Some((u64::from_le_bytes(*covers), found)))
 }
 
 /// Big-endian, so that entries of a replica lie together in the order of extents.

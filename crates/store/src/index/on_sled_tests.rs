@@ -120,3 +120,14 @@ fn sizes_of_entries_are_checked() {
     assert_eq!(decode_key(&encode_key(&key(1, 2, 3))), Some(key(1, 2, 3)));
     assert_eq!(decode_value(&encode_value(&value(5))), Some(value(5)));
 }
+
+#[test]
+fn an_index_that_lost_an_entry_is_not_used() {
+    let folder = tempfile::tempdir().expect("a folder");
+    filled(folder.path());
+    let db = open(folder.path()).expect("opens");
+    db.remove(encode_key(&key(1, 9, 7))).expect("removed");
+    db.flush().expect("flushed");
+    drop(db);
+    assert_eq!(load(folder.path(), DEVICE).1, None);
+}

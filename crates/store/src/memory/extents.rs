@@ -61,7 +61,11 @@ pub(crate) struct Extent {
     pub side: Side,
     /// Journal record that changed it last.
     pub newest: u64,
-    /// The home write under way includes everything up to this record; 0: none is under way.
+    /// The last durable one.
+    pub newest_durable: u64,
+    /// The last one that is in the header on the device since the extent came into memory; 0: unknown.
+    pub homed: u64,
+    /// The home write under way was begun when this record was durable; 0: none is under way.
     pub homing_lsn: u64,
     /// Large writes whose announcement is durable and whose data may not be.
     pub in_place: u32,
@@ -86,6 +90,8 @@ impl Extent {
             load_failures: 0,
             side: Side::Neither,
             newest: 0,
+            newest_durable: 0,
+            homed: 0,
             homing_lsn: 0,
             in_place: 0,
             undo: 0,

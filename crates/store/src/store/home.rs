@@ -120,6 +120,12 @@ impl Store {
             self.extents.push_dirty(id);
             return 0;
         }
+        if extent.newest_durable == extent.homed {
+            // What came since is not durable yet.
+            let since = if extent.newest > self.durable { self.durable + 1 } else { 0 };
+            self.extents.set_since(id, since);
+            return 0;
+        }
         if self.turn_into_hole(id) {
             return 0;
         }
@@ -147,6 +153,7 @@ impl Store {
             }
         }
         extent.homing_lsn = self.durable;
+        extent.homed = extent.newest_durable;
         extent.homing = Bits::default();
         for i in 0..BLOCKS {
             extent
@@ -163,7 +170,7 @@ impl Store {
         let (within, bytes) = extent.side.next_write();
         let offset = self.layout.header_pair(extent.slot) + within;
         let mut buf = dev.buffer(bytes);
-        let (device, lsn, owner) = (self.device, extent.homing_lsn, extent.owner);
+        let (device, lsn, owner) = (self.device, extent.newest_durable, extent.owner);
         extent_header::encode(&mut buf[..PAGE], device, lsn, &owner, map);
         double(&mut buf, bytes);
         self.home_write(dev, offset, buf, bytes);
@@ -376,7 +383,8 @@ impl Store {
 
     fn extent_homed(&mut self, id: u32) {
         let extent = self.extents.get_mut(id);
-        let lsn = std::mem::take(&mut extent.homing_lsn);
+        let durable = std::mem::take(&mut extent.homing_lsn);
+        let lsn = extent.homed;
         if extent.orphan {
             if extent.load != Load::Loading {
                 self.extents.remove(id);
@@ -391,7 +399,7 @@ impl Store {
         let (owner, slot, newest) = (extent.owner, extent.slot, extent.newest);
         let torn = !extent.map.torn.is_empty();
         self.extents
-            .set_since(id, if newest > lsn { lsn + 1 } else { 0 });
+            .set_since(id, if newest > durable { durable + 1 } else { 0 });
         let entry = self.volume_mut(owner.replica).table.entry_mut(owner.extent);
         (entry.lsn, entry.torn, entry.suspect) = (lsn, torn, false);
         let key = IndexKey {

@@ -35,8 +35,6 @@ pub(crate) struct Large {
 /// A large write that is durable in place, until a durable record says so.
 pub(crate) struct InPlaceNote {
     replica: u32,
-    extent: u32,
-    extent_index: u64,
     range: BlockRange,
     announced: u64,
     /// The record that says so, once there is one.
@@ -106,9 +104,7 @@ impl Store {
                 || older
                     .iter()
                     .any(|o| o.extent == large.extent && o.range.overlaps(large.range))
-                || notes
-                    .iter()
-                    .any(|n| n.extent == large.extent && n.range.overlaps(large.range));
+                || notes.iter().any(|n| n.replica == large.replica && n.range.overlaps(large.range));
             if blocked || !matches!(large.state, State::Ready(_)) {
                 continue;
             }
@@ -146,8 +142,6 @@ impl Store {
         extent.in_place -= 1;
         self.in_place_notes.push(InPlaceNote {
             replica: large.replica,
-            extent: large.extent,
-            extent_index: extent.owner.extent,
             range: large.range,
             announced: large.lsn,
             recorded: None,
@@ -157,12 +151,26 @@ impl Store {
         self.unpark(dev);
     }
 
+    /// Recovery found announced blocks complete: as if they had been written just now.
+    pub(super) fn note_recovered(&mut self, replica: u32, range: BlockRange, announced: u64) {
+        if let Some(last) = self.in_place_notes.last_mut()
+            && (last.replica, last.announced) == (replica, announced)
+            && last.range.end() == range.start
+            && last.range.start.extent() == range.start.extent()
+        {
+            last.range.count += range.count;
+            return;
+        }
+        let recorded = None;
+        self.in_place_notes.push(InPlaceNote { replica, range, announced, recorded });
+    }
+
     /// Whether a large write waits for a record that notes an earlier one.
     pub(super) fn is_note_wanted(&self) -> bool {
         let waits = |note: &InPlaceNote| {
             self.larges
                 .iter()
-                .any(|l| l.extent == note.extent && l.range.overlaps(note.range))
+                .any(|l| l.replica == note.replica && l.range.overlaps(note.range))
         };
         self.in_place_notes
             .iter()
@@ -185,7 +193,7 @@ impl Store {
             encode_in_place(
                 out,
                 note.replica,
-                note.extent_index,
+                note.range.start.extent().0,
                 first,
                 count,
                 announced,
@@ -198,6 +206,10 @@ impl Store {
     pub(super) fn forget_notes(&mut self, durable: u64) {
         self.in_place_notes
             .retain(|note| note.recorded.is_none_or(|lsn| lsn > durable));
+    }
+
+    pub(super) fn forget_notes_of(&mut self, replica: u32) {
+        self.in_place_notes.retain(|note| note.replica != replica);
     }
 
     /// Whether a large write of any of these blocks is not finished. Until it is, nobody can say what

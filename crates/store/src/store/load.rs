@@ -51,7 +51,10 @@ impl Store {
                 HeaderFound::IndexWrong
             };
         };
-        if extent_header::owner(page) != owner || pair.lsn > entry.lsn {
+        // A header may have got here after the index, but only since the tail: what it has more than
+        // the index knows is in the journal.
+        let too_new = pair.lsn > entry.lsn && pair.lsn < self.opened_tail;
+        if extent_header::owner(page) != owner || too_new {
             return HeaderFound::IndexWrong;
         }
         // A page that is older than what was synced: the newer one is damaged, or was lost.

@@ -73,6 +73,8 @@ pub struct Store {
     durable: u64,
     /// The first record that recovery would apply.
     tail: u64,
+    /// The same when the store was opened.
+    opened_tail: u64,
     /// What waits for its record, in the order of the records: (record, replica, number in the replica's queue).
     journaled: VecDeque<(u64, u32, u64)>,
     /// State before changes whose record is not durable yet, oldest first. Home writes see the durable

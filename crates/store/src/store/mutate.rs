@@ -439,6 +439,7 @@ impl Store {
         let mut allocates = allocates;
         let mut from = 0;
         let mut position_max = 0;
+        let mut changed = false;
         while from < count {
             if apply.skip.get(first + from) {
                 from += 1;
@@ -448,6 +449,7 @@ impl Store {
             while to < count && !apply.skip.get(first + to) {
                 to += 1;
             }
+            changed = true;
             for i in from..to {
                 position_max = position_max.max(apply.positions.get(i));
                 self.change_block(apply, id, i, lsn, source);
@@ -462,7 +464,9 @@ impl Store {
         let extent = apply.range.start.extent().0;
         let entry = self.volume_mut(apply.replica).table.entry_mut(extent);
         entry.position = entry.position.max(position_max);
-        self.extents.mark_dirty(id, lsn);
+        if changed {
+            self.extents.mark_dirty(id, lsn);
+        }
     }
 
     fn change_block(&mut self, apply: &Apply<'_>, id: u32, i: usize, lsn: u64, source: Source) {

@@ -335,6 +335,7 @@ impl Store {
             journal_write: None,
             durable: 0,
             tail: 1,
+            opened_tail: 1,
             journaled: VecDeque::new(),
             undo: VecDeque::new(),
             spare_records: Vec::new(),
@@ -383,6 +384,7 @@ impl Store {
         self.checkpoint.side = pair.side;
         self.ring = Ring::new(self.layout.ring_bytes, tail);
         self.tail = tail.lsn;
+        self.opened_tail = tail.lsn;
         self.durable = tail.lsn - 1;
         findings.checkpoint_damaged = pair.damaged;
         Ok(())

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ashlar_engine::IoBuf;
 use ashlar_replication::message::BlockPosition;
-use ashlar_replication::values::{Block, DeviceId, ExtentIndex, Position};
+use ashlar_replication::values::{Block, BlockRange, DeviceId, ExtentIndex, Position};
 
 use super::load::HeaderFound;
 use super::replicas::Volume;
@@ -478,6 +478,7 @@ impl Store {
         let entry = self.volume_mut(replica).table.entry_mut(write.extent);
         entry.position = entry.position.max(max);
         self.extents.mark_dirty(id, lsn);
+        self.extents.get_mut(id).newest_durable = lsn;
         Ok(())
     }
 
@@ -581,14 +582,9 @@ impl Store {
         let mut pair_bytes = IoBuf::new(PAIR);
         dev.read_blocking(Part::Blocks, self.layout.header_pair(slot), &mut pair_bytes)?;
         let pair = Pair::examine(&pair_bytes, extent_header::MAGIC, self.device);
-        // A home write may have got here after the index, or been torn: both since the tail, so the
-        // journal has what is missing.
-        let tail = self.tail;
-        let entry = self.volume_mut(owner.replica).table.entry_mut(owner.extent);
-        entry.suspect = false;
-        if pair.lsn >= tail && pair.lsn > entry.lsn {
-            entry.lsn = pair.lsn;
-        }
+        // A home write since the tail may have been torn: the journal has what is missing.
+        let volume = self.volume_mut(owner.replica);
+        volume.table.entry_mut(owner.extent).suspect = false;
         match self.examine_header(id, &pair_bytes) {
             HeaderFound::Good(map, side) => {
                 replay
@@ -734,7 +730,13 @@ impl Store {
                 torn: false,
                 page: pages::NONE,
             };
-            if let Some(found) = candidates.iter().rev().find(|c| c.crc == crc) {
+            if let Some(place) = candidates.iter().rposition(|c| c.crc == crc) {
+                let found = &candidates[place];
+                let start = Block(ExtentIndex(extent).first_block().0 + block as u64);
+                // Of several announcements in one record the earlier ones are noted first.
+                for same in candidates[..=place].iter().filter(|c| c.lsn == found.lsn) {
+                    self.note_recovered(replica, BlockRange { start, count: 1 }, same.lsn);
+                }
                 self.replace_block(id, block, in_place(found.position));
                 let certain = replay.certain.entry((replica, extent));
                 certain.or_insert_with(|| Box::new([0; BLOCKS]))[block] = found.order;

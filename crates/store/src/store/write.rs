@@ -133,11 +133,13 @@ impl Store {
 
     fn forget_undo(&mut self, durable: u64) {
         while self.undo.front().is_some_and(|u| u.lsn() <= durable) {
-            if let Some(Undo::Block { extent, state, .. }) = self.undo.pop_front()
+            if let Some(Undo::Block { lsn, extent, state, .. }) = self.undo.pop_front()
                 && extent != extents::NONE
             {
                 self.pages.free(state.page);
-                self.extents.get_mut(extent).undo -= 1;
+                let changed = self.extents.get_mut(extent);
+                changed.undo -= 1;
+                changed.newest_durable = lsn;
             }
         }
     }
