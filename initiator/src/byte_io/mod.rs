@@ -25,9 +25,16 @@ use split::{Part, split};
 #[derive(Debug)]
 pub(crate) enum BlockRequest {
     /// Within one extent.
-    Write { ticket: BlockTicket, range: BlockRange, content: Content<Payload> },
+    Write {
+        ticket: BlockTicket,
+        range: BlockRange,
+        content: Content<Payload>,
+    },
     /// Within one extent.
-    Read { ticket: BlockTicket, range: BlockRange },
+    Read {
+        ticket: BlockTicket,
+        range: BlockRange,
+    },
 }
 
 /// What a byte request came to.
@@ -74,10 +81,23 @@ struct Request {
 /// A block request under way.
 #[derive(Debug)]
 enum InFlight {
-    Write { request: u32 },
-    Read { request: u32, piece: u32, head: u32, len: u32 },
-    ModifyRead { request: u32, patch: Patch },
-    ModifyWrite { request: u32, block: Block },
+    Write {
+        request: u32,
+    },
+    Read {
+        request: u32,
+        piece: u32,
+        head: u32,
+        len: u32,
+    },
+    ModifyRead {
+        request: u32,
+        patch: Patch,
+    },
+    ModifyWrite {
+        request: u32,
+        block: Block,
+    },
 }
 
 /// New bytes of a part of a block.
@@ -93,15 +113,25 @@ struct Patch {
 /// A write that waits for a busy block.
 #[derive(Debug)]
 enum Waiting {
-    Whole { request: u32, range: BlockRange, content: Content<Payload> },
-    Partial { request: u32, patch: Patch },
+    Whole {
+        request: u32,
+        range: BlockRange,
+        content: Content<Payload>,
+    },
+    Partial {
+        request: u32,
+        patch: Patch,
+    },
 }
 
 impl Waiting {
     fn range(&self) -> BlockRange {
         match self {
             Waiting::Whole { range, .. } => *range,
-            Waiting::Partial { patch, .. } => BlockRange { start: patch.block, count: 1 },
+            Waiting::Partial { patch, .. } => BlockRange {
+                start: patch.block,
+                count: 1,
+            },
         }
     }
 }
@@ -115,7 +145,10 @@ struct Slab<T> {
 
 impl<T> Default for Slab<T> {
     fn default() -> Slab<T> {
-        Slab { entries: Vec::new(), free: Vec::new() }
+        Slab {
+            entries: Vec::new(),
+            free: Vec::new(),
+        }
     }
 }
 
@@ -156,7 +189,10 @@ pub(crate) struct ByteIo {
 impl ByteIo {
     /// A volume of so many bytes, a multiple of the block size.
     pub(crate) fn new(size_bytes: u64) -> ByteIo {
-        ByteIo { size_bytes, ..ByteIo::default() }
+        ByteIo {
+            size_bytes,
+            ..ByteIo::default()
+        }
     }
 
     /// The volume has grown.
@@ -185,22 +221,41 @@ impl ByteIo {
                 return Ok(());
             }
         };
-        let end = offset.checked_add(len).filter(|end| len > 0 && *end <= self.size_bytes);
+        let end = offset
+            .checked_add(len)
+            .filter(|end| len > 0 && *end <= self.size_bytes);
         let end = end.ok_or(IoError::OutOfRange)?;
-        let moves_data = matches!(request, ByteRequest::Read { .. } | ByteRequest::Write { .. });
+        let moves_data = matches!(
+            request,
+            ByteRequest::Read { .. } | ByteRequest::Write { .. }
+        );
         if moves_data && len > u64::from(REQUEST_BYTES_MAX) {
             return Err(IoError::TooLong);
         }
         if let ByteRequest::Allocation { .. } = request {
             // A hole may only be reported where zeros are sure to be read. The members' positions do not
             // tell holes from data, so everything counts as data.
-            let piece = AllocationPiece { len, allocation: Allocation::Data };
-            self.done.push_back((ticket, Ok(Outcome::Allocation(vec![piece]))));
+            let piece = AllocationPiece {
+                len,
+                allocation: Allocation::Data,
+            };
+            self.done
+                .push_back((ticket, Ok(Outcome::Allocation(vec![piece]))));
             return Ok(());
         }
         let is_read = matches!(request, ByteRequest::Read { .. });
-        let pieces = if is_read { self.spare_pieces.pop().unwrap_or_default() } else { Vec::new() };
-        let entry = Request { ticket, left: 1, pieces, is_read, error: None };
+        let pieces = if is_read {
+            self.spare_pieces.pop().unwrap_or_default()
+        } else {
+            Vec::new()
+        };
+        let entry = Request {
+            ticket,
+            left: 1,
+            pieces,
+            is_read,
+            error: None,
+        };
         let index = self.requests.insert(entry);
         match request {
             ByteRequest::Read { .. } => self.read(index, offset, end),
@@ -222,9 +277,17 @@ impl ByteIo {
         for (piece, (range, head, len)) in split::reads(offset, end).enumerate() {
             self.add_part(request);
             if let Some(entry) = self.requests.get_mut(request) {
-                entry.pieces.push(ReadPiece { len, content: Content::Zeros });
+                entry.pieces.push(ReadPiece {
+                    len,
+                    content: Content::Zeros,
+                });
             }
-            let read = InFlight::Read { request, piece: piece as u32, head, len };
+            let read = InFlight::Read {
+                request,
+                piece: piece as u32,
+                head,
+                len,
+            };
             let ticket = BlockTicket(self.in_flight.insert(read).into());
             self.out.push_back(BlockRequest::Read { ticket, range });
         }
@@ -253,7 +316,11 @@ impl ByteIo {
                             Content::Data(Payload::new(buffers.share(buf)))
                         }
                     };
-                    self.order(Waiting::Whole { request, range, content });
+                    self.order(Waiting::Whole {
+                        request,
+                        range,
+                        content,
+                    });
                 }
                 Part::Partial { block, from, to } => {
                     let bytes = data.map(|data| {
@@ -264,7 +331,12 @@ impl ByteIo {
                             .copy_from_slice(&data[start as usize..start as usize + len]);
                         buf
                     });
-                    let patch = Patch { block, from, to, bytes };
+                    let patch = Patch {
+                        block,
+                        from,
+                        to,
+                        bytes,
+                    };
                     self.order(Waiting::Partial { request, patch });
                 }
             }
@@ -283,21 +355,39 @@ impl ByteIo {
     }
 
     fn is_busy(&self, range: BlockRange) -> bool {
-        self.busy.iter().any(|block| range.overlaps(BlockRange { start: *block, count: 1 }))
+        self.busy.iter().any(|block| {
+            range.overlaps(BlockRange {
+                start: *block,
+                count: 1,
+            })
+        })
     }
 
     fn start(&mut self, write: Waiting) {
         match write {
-            Waiting::Whole { request, range, content } => {
+            Waiting::Whole {
+                request,
+                range,
+                content,
+            } => {
                 let ticket = self.in_flight.insert(InFlight::Write { request });
                 let ticket = BlockTicket(ticket.into());
-                self.out.push_back(BlockRequest::Write { ticket, range, content });
+                self.out.push_back(BlockRequest::Write {
+                    ticket,
+                    range,
+                    content,
+                });
             }
             Waiting::Partial { request, patch } => {
                 let block = patch.block;
                 self.busy.push(block);
-                let ticket = self.in_flight.insert(InFlight::ModifyRead { request, patch });
-                let range = BlockRange { start: block, count: 1 };
+                let ticket = self
+                    .in_flight
+                    .insert(InFlight::ModifyRead { request, patch });
+                let range = BlockRange {
+                    start: block,
+                    count: 1,
+                };
                 let ticket = BlockTicket(ticket.into());
                 self.out.push_back(BlockRequest::Read { ticket, range });
             }
@@ -312,7 +402,11 @@ impl ByteIo {
         let mut index = 0;
         while index < self.waiting.len() {
             let range = self.waiting[index].range();
-            let earlier = self.waiting.iter().take(index).any(|w| w.range().overlaps(range));
+            let earlier = self
+                .waiting
+                .iter()
+                .take(index)
+                .any(|w| w.range().overlaps(range));
             if earlier || self.is_busy(range) {
                 index += 1;
             } else if let Some(write) = self.waiting.remove(index) {
@@ -328,7 +422,9 @@ impl ByteIo {
         result: Result<(), IoError>,
         _: &mut impl Buffers,
     ) {
-        let Some(index) = index_of(ticket) else { return };
+        let Some(index) = index_of(ticket) else {
+            return;
+        };
         match self.in_flight.remove(index) {
             Some(InFlight::Write { request }) => self.part_done(request, result),
             Some(InFlight::ModifyWrite { request, block }) => {
@@ -346,11 +442,20 @@ impl ByteIo {
         result: Result<ReadData<Payload>, IoError>,
         buffers: &mut impl Buffers,
     ) {
-        let Some(index) = index_of(ticket) else { return };
+        let Some(index) = index_of(ticket) else {
+            return;
+        };
         match self.in_flight.remove(index) {
-            Some(InFlight::Read { request, piece, head, len }) => {
+            Some(InFlight::Read {
+                request,
+                piece,
+                head,
+                len,
+            }) => {
                 let result = result.map(|data| {
-                    let Some(entry) = self.requests.get_mut(request) else { return };
+                    let Some(entry) = self.requests.get_mut(request) else {
+                        return;
+                    };
                     if let Content::Data(payload) = data.content {
                         let range = head as usize..(head + len) as usize;
                         let content = Content::Data(payload.data().slice(range));
@@ -381,7 +486,12 @@ impl ByteIo {
         content: Content<Payload>,
         buffers: &mut impl Buffers,
     ) {
-        let Patch { block, from, to, bytes } = patch;
+        let Patch {
+            block,
+            from,
+            to,
+            bytes,
+        } = patch;
         let (from, to) = (from as usize, to as usize);
         let mut merged = bytes.unwrap_or_else(|| {
             let mut buf = buffers.buffer(BLOCK_BYTES);
@@ -398,15 +508,26 @@ impl ByteIo {
                 merged[to..].fill(0);
             }
         }
-        let ticket = self.in_flight.insert(InFlight::ModifyWrite { request, block });
+        let ticket = self
+            .in_flight
+            .insert(InFlight::ModifyWrite { request, block });
         let content = Content::Data(Payload::new(buffers.share(merged)));
-        let range = BlockRange { start: block, count: 1 };
+        let range = BlockRange {
+            start: block,
+            count: 1,
+        };
         let ticket = BlockTicket(ticket.into());
-        self.out.push_back(BlockRequest::Write { ticket, range, content });
+        self.out.push_back(BlockRequest::Write {
+            ticket,
+            range,
+            content,
+        });
     }
 
     fn part_done(&mut self, request: u32, result: Result<(), IoError>) {
-        let Some(entry) = self.requests.get_mut(request) else { return };
+        let Some(entry) = self.requests.get_mut(request) else {
+            return;
+        };
         if let Err(error) = result {
             entry.error.get_or_insert(error);
         }
@@ -414,7 +535,9 @@ impl ByteIo {
         if entry.left > 0 {
             return;
         }
-        let Some(entry) = self.requests.remove(request) else { return };
+        let Some(entry) = self.requests.remove(request) else {
+            return;
+        };
         let outcome = match entry.error {
             Some(error) => {
                 self.recycle(Outcome::Read(entry.pieces));

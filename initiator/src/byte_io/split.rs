@@ -16,7 +16,10 @@ pub(super) enum Part {
 /// The longest range of blocks from `start` that ends at or before `end` and within one extent.
 fn range(start: u64, end: u64) -> BlockRange {
     let left = u64::from(EXTENT_BLOCKS - Block(start).within_extent());
-    BlockRange { start: Block(start), count: left.min(end - start) as u32 }
+    BlockRange {
+        start: Block(start),
+        count: left.min(end - start) as u32,
+    }
 }
 
 /// The parts of a write of bytes `offset`..`end`, ascending.
@@ -35,7 +38,11 @@ pub(super) fn split(offset: u64, end: u64) -> impl Iterator<Item = Part> {
         }
         let to = (end - block * BYTES).min(BYTES);
         at = block * BYTES + to;
-        Some(Part::Partial { block: Block(block), from: from as u32, to: to as u32 })
+        Some(Part::Partial {
+            block: Block(block),
+            from: from as u32,
+            to: to as u32,
+        })
     })
 }
 
@@ -62,26 +69,52 @@ mod tests {
     #[test]
     fn a_write_within_a_block_is_one_partial_part() {
         let parts: Vec<_> = split(4097, 4099).collect();
-        assert_eq!(parts, [Part::Partial { block: Block(1), from: 1, to: 3 }]);
+        assert_eq!(
+            parts,
+            [Part::Partial {
+                block: Block(1),
+                from: 1,
+                to: 3
+            }]
+        );
     }
 
     #[test]
     fn a_write_over_the_border_of_an_extent_is_cut_there() {
         let parts: Vec<_> = split(255 * BYTES + 1, 257 * BYTES + 5).collect();
-        let whole = |start, count| Part::Whole(BlockRange { start: Block(start), count });
+        let whole = |start, count| {
+            Part::Whole(BlockRange {
+                start: Block(start),
+                count,
+            })
+        };
         let expected = [
-            Part::Partial { block: Block(255), from: 1, to: 4096 },
+            Part::Partial {
+                block: Block(255),
+                from: 1,
+                to: 4096,
+            },
             whole(256, 1),
-            Part::Partial { block: Block(257), from: 0, to: 5 },
+            Part::Partial {
+                block: Block(257),
+                from: 0,
+                to: 5,
+            },
         ];
         assert_eq!(parts, expected);
-        assert_eq!(split(0, 512 * BYTES).collect::<Vec<_>>(), [whole(0, 256), whole(256, 256)]);
+        assert_eq!(
+            split(0, 512 * BYTES).collect::<Vec<_>>(),
+            [whole(0, 256), whole(256, 256)]
+        );
     }
 
     #[test]
     fn reads_cover_the_bytes_exactly() {
         let all: Vec<_> = reads(255 * BYTES + 7, 257 * BYTES + 3).collect();
-        let range = |start, count| BlockRange { start: Block(start), count };
+        let range = |start, count| BlockRange {
+            start: Block(start),
+            count,
+        };
         let expected = [(range(255, 1), 7, 4089), (range(256, 2), 0, 4099)];
         assert_eq!(all, expected);
     }

@@ -45,7 +45,11 @@ impl Volume {
     fn take(&mut self, io: &mut ByteIo) {
         while let Some(request) = io.next_block_request() {
             match request {
-                BlockRequest::Write { ticket, range, content } => {
+                BlockRequest::Write {
+                    ticket,
+                    range,
+                    content,
+                } => {
                     assert!(range.is_within_one_extent() && range.end().0 <= BLOCKS);
                     self.writes.push((ticket, range, content));
                 }
@@ -60,15 +64,23 @@ impl Volume {
     /// Writes finish in the order of the stream, reads in any.
     fn finish_one(&mut self, io: &mut ByteIo, random: &mut Random) -> bool {
         let free = |r: &BlockRange| !self.writes.iter().any(|(_, w, _)| w.overlaps(*r));
-        let ready: Vec<_> = (0..self.reads.len()).filter(|n| free(&self.reads[*n].1)).collect();
+        let ready: Vec<_> = (0..self.reads.len())
+            .filter(|n| free(&self.reads[*n].1))
+            .collect();
         if !ready.is_empty() && (self.writes.is_empty() || random.below(2) == 0) {
             let chosen = ready[random.below(ready.len() as u64) as usize];
             let (ticket, range) = self.reads.swap_remove(chosen);
-            let bytes: Vec<u8> =
-                range.blocks().flat_map(|b| self.blocks[b.0 as usize].clone()).collect();
+            let bytes: Vec<u8> = range
+                .blocks()
+                .flat_map(|b| self.blocks[b.0 as usize].clone())
+                .collect();
             let zeros = bytes.iter().all(|b| *b == 0);
             let data = Payload::new(SharedBytes::copy_of(&bytes));
-            let content = if zeros { Content::Zeros } else { Content::Data(data) };
+            let content = if zeros {
+                Content::Zeros
+            } else {
+                Content::Data(data)
+            };
             let positions = vec![Position::ZERO; range.count as usize];
             io.read_done(ticket, Ok(ReadData { positions, content }), &mut Heap);
             return true;
@@ -95,10 +107,14 @@ impl Volume {
 #[test]
 fn no_update_is_lost_whatever_the_order_of_completion() {
     for seed in 1..400 {
-        let mut random = Random(seed * 0x9e37_79b9_7f4a_7c15);
+        let mut random = Random(0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed));
         let mut io = ByteIo::new(SIZE);
         let blocks = vec![vec![0; BLOCK_BYTES]; BLOCKS as usize];
-        let mut volume = Volume { blocks, writes: Vec::new(), reads: Vec::new() };
+        let mut volume = Volume {
+            blocks,
+            writes: Vec::new(),
+            reads: Vec::new(),
+        };
         // Requests take effect in order here: they are submitted in that order and overlap in FIFO.
         let mut model = vec![0_u8; SIZE as usize];
         let mut expected_reads: Vec<(Ticket, u64, u32)> = Vec::new();
@@ -118,9 +134,19 @@ fn no_update_is_lost_whatever_the_order_of_completion() {
             let kind = random.below(5);
             let range = offset as usize..(offset + len) as usize;
             let request = match kind {
-                0 => ByteRequest::Read { offset, len: len as u32 },
-                1 => ByteRequest::Zero { offset, len, kind: Zero::Discard },
-                _ => ByteRequest::Write { offset, data: &vec![value; len as usize] },
+                0 => ByteRequest::Read {
+                    offset,
+                    len: len as u32,
+                },
+                1 => ByteRequest::Zero {
+                    offset,
+                    len,
+                    kind: Zero::Discard,
+                },
+                _ => ByteRequest::Write {
+                    offset,
+                    data: &vec![value; len as usize],
+                },
             };
             match kind {
                 0 => expected_reads.push((ticket, offset, len as u32)),
@@ -144,7 +170,10 @@ fn no_update_is_lost_whatever_the_order_of_completion() {
         }
         while let Some((ticket, result)) = io.next_completion() {
             if let Outcome::Read(pieces) = result.expect("no error") {
-                let (_, _, len) = expected_reads.iter().find(|r| r.0 == ticket).expect("a read");
+                let (_, _, len) = expected_reads
+                    .iter()
+                    .find(|r| r.0 == ticket)
+                    .expect("a read");
                 assert_eq!(pieces.iter().map(|p| p.len).sum::<u32>(), *len);
             }
             under_way -= 1;
@@ -161,22 +190,60 @@ fn no_update_is_lost_whatever_the_order_of_completion() {
 fn what_lies_outside_is_refused_and_flush_needs_nothing() {
     let mut io = ByteIo::new(SIZE);
     for (offset, len) in [(SIZE, 1), (SIZE - 1, 2), (u64::MAX, 2), (0, 0)] {
-        let request = ByteRequest::Zero { offset, len, kind: Zero::Discard };
-        assert_eq!(io.submit(Ticket(1), request, &mut Heap), Err(IoError::OutOfRange));
+        let request = ByteRequest::Zero {
+            offset,
+            len,
+            kind: Zero::Discard,
+        };
+        assert_eq!(
+            io.submit(Ticket(1), request, &mut Heap),
+            Err(IoError::OutOfRange)
+        );
     }
-    io.submit(Ticket(2), ByteRequest::Flush, &mut Heap).expect("is taken");
-    assert!(matches!(io.next_completion(), Some((Ticket(2), Ok(Outcome::Done)))));
+    io.submit(Ticket(2), ByteRequest::Flush, &mut Heap)
+        .expect("is taken");
+    assert!(matches!(
+        io.next_completion(),
+        Some((Ticket(2), Ok(Outcome::Done)))
+    ));
     assert!(io.next_block_request().is_none());
 }
 
 #[test]
 fn an_error_of_one_part_fails_the_request_and_frees_its_block() {
     let mut io = ByteIo::new(SIZE);
-    io.submit(Ticket(1), ByteRequest::Write { offset: 1, data: &[7; 10] }, &mut Heap).unwrap();
-    io.submit(Ticket(2), ByteRequest::Write { offset: 0, data: &[8; 4096] }, &mut Heap).unwrap();
-    let Some(BlockRequest::Read { ticket, .. }) = io.next_block_request() else { panic!() };
-    assert!(io.next_block_request().is_none(), "the second one overlaps and waits");
+    io.submit(
+        Ticket(1),
+        ByteRequest::Write {
+            offset: 1,
+            data: &[7; 10],
+        },
+        &mut Heap,
+    )
+    .unwrap();
+    io.submit(
+        Ticket(2),
+        ByteRequest::Write {
+            offset: 0,
+            data: &[8; 4096],
+        },
+        &mut Heap,
+    )
+    .unwrap();
+    let Some(BlockRequest::Read { ticket, .. }) = io.next_block_request() else {
+        panic!()
+    };
+    assert!(
+        io.next_block_request().is_none(),
+        "the second one overlaps and waits"
+    );
     io.read_done(ticket, Err(IoError::Media { offset: 0 }), &mut Heap);
-    assert!(matches!(io.next_completion(), Some((Ticket(1), Err(IoError::Media { .. })))));
-    assert!(matches!(io.next_block_request(), Some(BlockRequest::Write { .. })));
+    assert!(matches!(
+        io.next_completion(),
+        Some((Ticket(1), Err(IoError::Media { .. })))
+    ));
+    assert!(matches!(
+        io.next_block_request(),
+        Some(BlockRequest::Write { .. })
+    ));
 }
