@@ -10,12 +10,12 @@ pub mod daemon;
 pub mod front_end;
 pub mod handle;
 pub mod metrics;
+pub mod nbd;
 mod random;
 pub mod spec;
 pub mod status;
 pub mod thread;
 mod volume;
-
 
 pub use connection::ConnectionCounters;
 pub use daemon::{Args, run};

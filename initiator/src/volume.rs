@@ -7,13 +7,13 @@ use ashlar_replication::initiator::{self, Initiator, IoError as BlockError, Over
 use ashlar_replication::values::{BLOCK_BYTES, Block, EXTENT_BLOCKS, MemberId, Time};
 use ashlar_wire::Payload;
 
+use crate::byte_io::ByteIo;
 use crate::connection::{ConnectionId, LinkId};
 use crate::front_end::{FrontEndId, IoError, Ticket, VolumeInfo};
 use crate::handle::{AttachError, Reply};
 use crate::metrics::{Operation, VolumeCounters};
 use crate::spec::VolumeSpec;
 use crate::status::{AttachmentState, AttachmentStatus, MemberState, MemberStatus};
-use crate::byte_io::ByteIo;
 
 /// Byte requests that a volume takes at a time. Front ends hold back what is above.
 const REQUESTS_MAX: usize = 1024;

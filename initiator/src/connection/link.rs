@@ -3,7 +3,7 @@
 use ashlar_replication::values::{Epoch, MemberId, VolumeId};
 use ashlar_wire::proof::{Subject, VolumeKey};
 
-use super::handle;
+use super::handles::Handles;
 use crate::front_end::VolumeHandle;
 
 /// Place of a link on its connection.
@@ -13,7 +13,7 @@ pub(crate) struct LinkId(pub(super) u32);
 /// How far the attachment of a link has come on the present connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Attachment {
-    /// No Fence was sent.
+    /// Nothing is asked, nothing that comes is listened to.
     None,
     /// The Fence is under way.
     Fencing(Epoch),
@@ -47,12 +47,14 @@ pub(crate) struct LinkSpec {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Link {
     pub(super) spec: LinkSpec,
-    pub(super) handle: u32,
+    /// On the present connection, once it was fenced there.
+    pub(super) handle: Option<u32>,
     pub(super) attachment: Attachment,
 }
 
 impl Link {
-    pub(super) fn subject(&self, epoch: Epoch) -> Subject {
+    /// What its proofs are about.
+    pub(super) fn subject(&self, epoch: Epoch, handle: u32) -> Subject {
         let LinkSpec {
             volume_id, member, ..
         } = self.spec;
@@ -60,23 +62,17 @@ impl Link {
             volume: volume_id,
             member,
             epoch,
-            handle: self.handle,
+            handle,
         }
     }
-}
-
-#[derive(Debug)]
-enum Slot {
-    /// The handle that the next user of the slot begins with.
-    Free(u32),
-    Used(Link),
 }
 
 /// All links of a connection.
 #[derive(Debug, Default)]
 pub(super) struct Links {
-    slots: Vec<Slot>,
+    slots: Vec<Option<Link>>,
     free: Vec<u32>,
+    handles: Handles,
 }
 
 impl Links {
@@ -88,62 +84,67 @@ impl Links {
     pub(super) fn insert(&mut self, spec: LinkSpec) -> Option<LinkId> {
         let index = match self.free.pop() {
             Some(index) => index,
-            None if self.slots.len() < handle::LINKS_MAX => {
-                let index = self.slots.len() as u32;
-                self.slots.push(Slot::Free(handle::pack(index, 0)));
-                index
+            None if self.slots.len() < Handles::LINKS_MAX => {
+                self.slots.push(None);
+                self.slots.len() as u32 - 1
             }
             None => return None,
         };
-        let slot = &mut self.slots[index as usize];
-        let Slot::Free(handle) = *slot else {
-            unreachable!("a slot of the free list is free")
-        };
-        *slot = Slot::Used(Link {
+        let link = Link {
             spec,
-            handle,
+            handle: None,
             attachment: Attachment::None,
-        });
+        };
+        self.slots[index as usize] = Some(link);
         Some(LinkId(index))
     }
 
     pub(super) fn remove(&mut self, id: LinkId) -> Option<Link> {
-        let slot = self.slots.get_mut(id.0 as usize)?;
-        let Slot::Used(link) = slot else { return None };
-        let link = *link;
-        *slot = Slot::Free(handle::next(link.handle));
+        let link = self.slots.get_mut(id.0 as usize)?.take()?;
         self.free.push(id.0);
+        if let Some(handle) = link.handle {
+            self.handles.give_back(handle);
+        }
         Some(link)
     }
 
     pub(super) fn get_mut(&mut self, id: LinkId) -> Option<&mut Link> {
-        match self.slots.get_mut(id.0 as usize) {
-            Some(Slot::Used(link)) => Some(link),
-            _ => None,
-        }
+        self.slots.get_mut(id.0 as usize)?.as_mut()
     }
 
-    /// The link that uses `handle` now.
+    /// The link that has `handle` now.
     pub(super) fn by_handle(&mut self, handle: u32) -> Option<&mut Link> {
-        let id = LinkId(handle::slot(handle) as u32);
-        self.get_mut(id).filter(|link| link.handle == handle)
+        let id = self.handles.owner(handle)?;
+        self.get_mut(id)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Link> {
-        self.slots.iter().filter_map(|slot| match slot {
-            Slot::Used(link) => Some(link),
-            Slot::Free(_) => None,
-        })
+        self.slots.iter().flatten()
+    }
+
+    /// Takes the handle of a link away: what still comes for it finds nobody. Returns it.
+    pub(super) fn release(&mut self, id: LinkId) -> Option<u32> {
+        let link = self.slots.get_mut(id.0 as usize)?.as_mut()?;
+        link.attachment = Attachment::None;
+        let handle = link.handle.take()?;
+        self.handles.give_back(handle);
+        Some(handle)
+    }
+
+    /// The handle of a link, a fresh one if it has none.
+    pub(super) fn handle(&mut self, id: LinkId) -> Option<(u32, &mut Link)> {
+        let link = self.slots.get_mut(id.0 as usize)?.as_mut()?;
+        let handle = *link.handle.get_or_insert_with(|| self.handles.take(id));
+        Some((handle, link))
     }
 
     /// Nothing that was sent on the connection counts any more.
     pub(super) fn reset(&mut self) {
-        for slot in &mut self.slots {
-            if let Slot::Used(link) = slot {
-                link.attachment = Attachment::None;
-                link.handle = handle::next(link.handle);
-            }
+        for link in self.slots.iter_mut().flatten() {
+            link.attachment = Attachment::None;
+            link.handle = None;
         }
+        self.handles.clear();
     }
 }
 
@@ -164,7 +165,7 @@ mod tests {
     fn a_late_answer_to_a_link_that_is_gone_finds_nobody_even_when_its_slot_is_used_again() {
         let mut links = Links::default();
         let first = links.insert(link(1)).unwrap();
-        let handle = links.get_mut(first).unwrap().handle;
+        let (handle, _) = links.handle(first).unwrap();
         assert_eq!(
             links.by_handle(handle).unwrap().spec.volume,
             VolumeHandle(1)
@@ -173,6 +174,7 @@ mod tests {
         assert!(links.by_handle(handle).is_none() && links.len() == 0);
         let second = links.insert(link(2)).unwrap();
         assert_eq!(second, first);
+        assert_ne!(links.handle(second).unwrap().0, handle);
         assert!(links.by_handle(handle).is_none());
         links.reset();
         assert_eq!(links.iter().count(), 1);

@@ -8,7 +8,7 @@
 //! A link is one member of one volume on a connection. Each Fence gets a handle that was not used
 //! before on the connection, so that a late answer to an older epoch finds nobody.
 
-mod handle;
+mod handles;
 mod incoming;
 mod link;
 mod one;

@@ -6,8 +6,8 @@ use std::fmt;
 use ashlar_engine::{Address, Engine, SocketId};
 use ashlar_replication::message::{Content, Refusal, Reply, Request, RequestId};
 use ashlar_replication::values::{DeviceId, Epoch, Time};
-use ashlar_wire::proof::{Challenges, fence_proof, verify_promise};
-use ashlar_wire::{Fence, Hello, Payload, VERSION, Welcome, encode};
+use ashlar_wire::proof::{Challenges, Proof, fence_proof, verify_promise};
+use ashlar_wire::{Fence, Hello, Payload, Promise, VERSION, Welcome, encode};
 
 use super::incoming::{self, Incoming, Next};
 use super::link::{Attachment, Link, LinkId, Links};
@@ -267,43 +267,7 @@ impl Connection {
                 answer,
                 proof,
             } => {
-                let Some(link) = self.links.by_handle(handle) else {
-                    return Ok(());
-                };
-                // A repeated Fence is answered again; one that was not sent is not.
-                let Some(epoch) = link.attachment.epoch() else {
-                    return Ok(());
-                };
-                let State::Up { challenges, .. } = &self.state else {
-                    return Ok(());
-                };
-                let subject = link.subject(epoch);
-                let proved = promise.epoch == epoch
-                    && verify_promise(&link.spec.key, challenges, &subject, &answer, &proof);
-                let reply = if proved {
-                    link.attachment = Attachment::Promised(epoch);
-                    let ashlar_wire::Promise {
-                        epoch,
-                        state,
-                        size_blocks,
-                        torn,
-                    } = promise;
-                    Reply::Promised {
-                        epoch,
-                        state,
-                        size_blocks,
-                        torn,
-                    }
-                } else {
-                    s.counters.bad_proofs += 1;
-                    link.attachment = Attachment::None;
-                    let refusal = Refusal::Unauthenticated;
-                    Reply::Refused {
-                        id: RequestId(0),
-                        refusal,
-                    }
-                };
-                s.notices.push_back(link.notice(NoticeKind::Reply(reply)));
+                self.promised(s, handle, promise, &answer, &proof);
             }
             Incoming::Renewed { echo } => self.renewed(s, Time(echo)),
             Incoming::Fenced { handle, promised } => {
@@ -366,6 +330,52 @@ impl Connection {
         Ok(())
     }
 
+    fn promised(
+        &mut self,
+        s: &mut Surroundings<'_>,
+        handle: u32,
+        promise: Promise,
+        answer: &[u8],
+        proof: &Proof,
+    ) {
+        let Some(link) = self.links.by_handle(handle) else {
+            return;
+        };
+        // A repeated Fence is answered again; one that was not sent is not.
+        let Some(epoch) = link.attachment.epoch() else {
+            return;
+        };
+        let State::Up { challenges, .. } = &self.state else {
+            return;
+        };
+        let subject = link.subject(epoch, handle);
+        let proved = promise.epoch == epoch
+            && verify_promise(&link.spec.key, challenges, &subject, answer, proof);
+        let reply = if proved {
+            link.attachment = Attachment::Promised(epoch);
+            let Promise {
+                epoch,
+                state,
+                size_blocks,
+                torn,
+            } = promise;
+            Reply::Promised {
+                epoch,
+                state,
+                size_blocks,
+                torn,
+            }
+        } else {
+            s.counters.bad_proofs += 1;
+            link.attachment = Attachment::None;
+            Reply::Refused {
+                id: RequestId(0),
+                refusal: Refusal::Unauthenticated,
+            }
+        };
+        s.notices.push_back(link.notice(NoticeKind::Reply(reply)));
+    }
+
     fn reply(&mut self, s: &mut Surroundings<'_>, handle: u32, reply: Reply<Payload>) {
         // Nobody: a late answer to an older epoch of the volume.
         let Some(link) = self.links.by_handle(handle) else {
@@ -413,14 +423,13 @@ impl Connection {
         else {
             return true;
         };
-        let Some(link) = self.links.get_mut(id) else {
-            return true;
-        };
         s.out.clear();
         if let Request::Fence { epoch } = request {
-            put_fence(s.out, link, *epoch, challenges);
+            put_fence(s.out, &mut self.links, id, *epoch, challenges);
         } else {
-            encode::request(s.out, link.handle, request);
+            let handle = self.links.get_mut(id).and_then(|link| link.handle);
+            let Some(handle) = handle else { return true };
+            encode::request(s.out, handle, request);
         }
         s.send(*socket);
         if let Some(Content::Data(payload)) = content(request) {
@@ -435,9 +444,9 @@ impl Connection {
         let Some(link) = self.links.remove(id) else {
             return;
         };
-        if let (State::Up { socket, .. }, Some(_)) = (&self.state, link.attachment.epoch()) {
+        if let (State::Up { socket, .. }, Some(handle)) = (&self.state, link.handle) {
             s.out.clear();
-            encode::release(s.out, link.handle);
+            encode::release(s.out, handle);
             s.send(*socket);
         }
     }
@@ -447,18 +456,15 @@ impl Connection {
         let State::Up { socket, .. } = self.state else {
             return;
         };
-        let Some(link) = self.links.get_mut(id) else {
-            return;
-        };
-        if link.attachment.epoch().is_some() {
+        if let Some(handle) = self.links.release(id) {
             s.out.clear();
-            encode::release(s.out, link.handle);
+            encode::release(s.out, handle);
             s.send(socket);
         }
-        link.attachment = Attachment::None;
-        link.handle = super::handle::next(link.handle);
-        let notices = [NoticeKind::Down, NoticeKind::Up].map(|kind| link.notice(kind));
-        s.notices.extend(notices);
+        if let Some(link) = self.links.get_mut(id) {
+            let notices = [NoticeKind::Down, NoticeKind::Up].map(|kind| link.notice(kind));
+            s.notices.extend(notices);
+        }
     }
 
     /// Output that the peer has not taken.
@@ -493,17 +499,26 @@ impl Link {
 }
 
 /// A Fence of another epoch takes another handle; the same one again keeps it.
-fn put_fence(out: &mut Vec<u8>, link: &mut Link, epoch: Epoch, challenges: &Challenges) {
-    if let Some(old) = link.attachment.epoch().filter(|old| *old != epoch) {
-        tracing::debug!(volume = %link.spec.volume_id, ?old, ?epoch, "a newer epoch of our own");
-        encode::release(out, link.handle);
-        link.handle = super::handle::next(link.handle);
-        link.attachment = Attachment::None;
+fn put_fence(
+    out: &mut Vec<u8>,
+    links: &mut Links,
+    id: LinkId,
+    epoch: Epoch,
+    challenges: &Challenges,
+) {
+    let before = links.get_mut(id).and_then(|link| link.attachment.epoch());
+    if before != Some(epoch)
+        && let Some(old) = links.release(id)
+    {
+        encode::release(out, old);
     }
+    let Some((handle, link)) = links.handle(id) else {
+        return;
+    };
     if link.attachment == Attachment::None {
         link.attachment = Attachment::Fencing(epoch);
     }
-    let subject = link.subject(epoch);
+    let subject = link.subject(epoch, handle);
     let proof = fence_proof(&link.spec.key, challenges, &subject);
     encode::fence(out, &Fence { subject, proof });
 }

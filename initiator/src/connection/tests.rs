@@ -377,7 +377,7 @@ fn a_lost_connection_is_made_again_at_once_and_fenced_anew() {
     assert!(matches!(side.next_notice(), NoticeKind::Up));
     assert_eq!(side.connections.trouble(side.id), None);
     side.send(&Request::Fence { epoch: epoch(1) });
-    assert_ne!(node.receive_fence(side).handle, first.handle);
+    assert_eq!(node.receive_fence(side).epoch, first.epoch);
 }
 
 #[test]

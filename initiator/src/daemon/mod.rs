@@ -13,7 +13,7 @@ use std::io::Write as _;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -27,6 +27,7 @@ use tonic::transport::Server;
 
 use self::attachments::Attachments;
 use self::service::Service;
+use crate::nbd::NbdServer;
 use crate::random;
 use crate::thread::{FrontEndMaker, InitiatorThread, SpawnedThread, ThreadOptions};
 
@@ -91,8 +92,11 @@ fn start_thread(
     let addresses = addresses
         .collect::<Result<Vec<_>, _>>()
         .map_err(anyhow::Error::msg)?;
-    let front_ends: Vec<FrontEndMaker> = Vec::new();
-    let thread = InitiatorThread::spawn(options, front_ends)?;
+    let actual = Arc::new(Mutex::new(Vec::new()));
+    let known = Arc::clone(&actual);
+    let nbd: FrontEndMaker = Box::new(move || Box::new(NbdServer::new(addresses, known)));
+    let thread = InitiatorThread::spawn(options, vec![nbd])?;
+    let addresses = actual.lock().map(|all| all.clone()).unwrap_or_default();
     Ok((thread, addresses))
 }
 

@@ -11,12 +11,12 @@ use ashlar_wire::Payload;
 use super::ThreadOptions;
 use super::table::Table;
 use super::timers::Timers;
+use crate::byte_io::{BlockRequest, Outcome};
 use crate::connection::{ConnectionOptions, Connections, LinkSpec, Notice, NoticeKind, Peer};
 use crate::front_end::{ByteRequest, FrontEndId, IoError, Owned, Ticket, VolumeHandle, Volumes};
 use crate::metrics::{Operation, ThreadMetrics};
 use crate::random;
 use crate::volume::{self, End, MemberLink, RequestInFlight, Volume};
-use crate::byte_io::{BlockRequest, Outcome};
 
 /// A request that has ended, for its front end.
 pub(super) struct Completion {

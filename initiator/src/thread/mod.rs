@@ -16,9 +16,9 @@ use ashlar_engine::{Engine, EngineError, Event};
 use ashlar_replication::values::Time;
 
 use self::core::{Announcement, Completion, Core};
+use crate::byte_io::Outcome;
 use crate::front_end::{Completed, Context, FrontEnd, FrontEndId, Owned, Volumes as _};
 use crate::handle::{InitiatorThreadHandle, Mailbox, mailbox};
-use crate::byte_io::Outcome;
 
 /// Makes a front end on the thread it is for.
 pub type FrontEndMaker = Box<dyn FnOnce() -> Box<dyn FrontEnd> + Send>;
