@@ -81,11 +81,19 @@ fn a_flipped_bit_in_data_is_a_checksum_error_with_the_position_and_can_be_repair
     dev.flip(Part::Blocks, place + 99, 0x40);
     let mut rig = Rig::open(dev, rig.index.image(), rig.options).expect("opens");
     let error = rig.read(slot, 0, 16).expect_err("found");
-    assert_eq!(error, ReadError::Checksum { block: Block(7), position: position(1, 1) });
+    assert_eq!(
+        error,
+        ReadError::Checksum {
+            block: Block(7),
+            position: position(1, 1)
+        }
+    );
     assert_eq!(nothing_is_wrong(&mut rig, slot, &want), 1);
     let data = Data::of(&[8]);
     let p = position(1, 1);
-    rig.store.repair(&mut rig.dev, 900, slot, Block(7), p, data.content()).expect("accepted");
+    rig.store
+        .repair(&mut rig.dev, 900, slot, Block(7), p, data.content())
+        .expect("accepted");
     rig.settle();
     assert_eq!(rig.done(900), Ok(()));
     assert_eq!(nothing_is_wrong(&mut rig, slot, &want), 0);
@@ -97,7 +105,9 @@ fn a_flipped_bit_anywhere_never_gives_wrong_data() {
     let mut random = Random(11);
     let mut pages = rig.dev.used_pages(Part::Blocks);
     // The newest record is the one thing that cannot be told from a write that a crash cut short.
-    let newest = *records(&mut rig.dev.image()).last().expect("there are records");
+    let newest = *records(&mut rig.dev.image())
+        .last()
+        .expect("there are records");
     pages.retain(|page| *page != newest.1 && *page != newest.1 + 4096);
     for (n, page) in pages.iter().enumerate() {
         // Data pages are alike; headers and journal pages are tried one by one.
@@ -106,7 +116,11 @@ fn a_flipped_bit_anywhere_never_gives_wrong_data() {
         }
         for with_index in [true, false] {
             let mut dev = rig.dev.image();
-            dev.flip(Part::Blocks, page + random.below(4096), 1 << random.below(8));
+            dev.flip(
+                Part::Blocks,
+                page + random.below(4096),
+                1 << random.below(8),
+            );
             let index = rig.index.image();
             if !with_index {
                 index.delete();
@@ -204,12 +218,17 @@ fn after_any_failed_write_or_sync_the_device_is_closed_and_opens_again() {
         rig.dev.fail_at(nth);
         let mut done = Vec::new();
         for i in 0..20 {
-            let seeds: Vec<u64> = (0..if i % 3 == 0 { 32 } else { 2 }).map(|s| i * 100 + s + 7).collect();
+            let seeds: Vec<u64> = (0..if i % 3 == 0 { 32 } else { 2 })
+                .map(|s| i * 100 + s + 7)
+                .collect();
             let data = Data::of(&seeds);
             let token = rig.token();
             let p = position(1, 6 + i);
             let r = range(i * 40 % 200, seeds.len() as u32);
-            match rig.store.write(&mut rig.dev, token, slot, p, r, data.content()) {
+            match rig
+                .store
+                .write(&mut rig.dev, token, slot, p, r, data.content())
+            {
                 Ok(()) => {}
                 Err(error) => {
                     assert_eq!(error, StoreError::Closed);
@@ -227,7 +246,9 @@ fn after_any_failed_write_or_sync_the_device_is_closed_and_opens_again() {
         }
         rig.settle();
         if rig.store.is_closed() {
-            let result = rig.store.read(&mut rig.dev, 5000, slot, range(0, 1), TornBlocks::Refuse);
+            let result = rig
+                .store
+                .read(&mut rig.dev, 5000, slot, range(0, 1), TornBlocks::Refuse);
             assert_eq!(result, Err(StoreError::Closed));
         }
         rig.dev.crash(Loss::Sectors);
@@ -267,7 +288,10 @@ fn newer_formats_truncated_devices_and_foreign_data_are_named() {
     let mut short = dev.image();
     short.set_size_bytes(Part::Blocks, SIZE - MIB);
     let error = Rig::open(short, Default::default(), open_options()).map(|_| ());
-    assert!(matches!(error, Err(OpenError::Truncated { .. })), "{error:?}");
+    assert!(
+        matches!(error, Err(OpenError::Truncated { .. })),
+        "{error:?}"
+    );
     let mut again = dev.image();
     let error = Store::format(&mut again, format_options());
     assert!(matches!(&error, Err(FormatError::Foreign(what)) if what.contains("Ashlar")));

@@ -70,3 +70,52 @@ fn after_random_crashes_everything_completed_is_there_and_nothing_else_is_invent
         );
     }
 }
+
+/// The same operations each time, cut short after `mutations` writes and syncs.
+fn cut_short(seed: u64, mutations: Option<u64>, loss: Loss, index: IndexLoss) -> u64 {
+    let mut run = Run::new(seed, false);
+    // Something at home, in the journal and in the index to begin with.
+    for _ in 0..25 {
+        run.act();
+    }
+    run.verify();
+    let before = run.rig.dev.mutations();
+    if let Some(mutations) = mutations {
+        run.rig.dev.stop_after(mutations);
+    }
+    for i in 0..60 {
+        run.act();
+        if i % 7 == 0 {
+            run.rig.store.start_home_write(&mut run.rig.dev);
+        }
+        if run.rig.dev.is_stopped() {
+            break;
+        }
+    }
+    if mutations.is_some() {
+        run.crash(loss, index)
+            .expect("the store opens after a crash");
+        run.verify();
+    } else {
+        run.rig.settle();
+    }
+    run.rig.dev.mutations() - before
+}
+
+#[test]
+fn a_crash_at_any_write_or_sync_loses_nothing_that_was_completed() {
+    for seed in [3, 8] {
+        let count = cut_short(seed, None, Loss::All, IndexLoss::Nothing);
+        assert!(count > 30, "the test does something: {count}");
+        for mutations in 0..count {
+            for loss in [Loss::All, Loss::Nothing, Loss::Writes, Loss::Sectors] {
+                let index = if mutations % 5 == 0 {
+                    IndexLoss::All
+                } else {
+                    IndexLoss::Nothing
+                };
+                cut_short(seed, Some(mutations), loss, index);
+            }
+        }
+    }
+}

@@ -7,3 +7,6 @@ pub(crate) mod layout;
 pub(crate) mod page;
 pub(crate) mod superblock;
 pub(crate) mod volume_header;
+
+#[cfg(test)]
+mod tests;

@@ -308,7 +308,9 @@ fn read(
     let Some((covers, of)) = meta.split_first_chunk::<8>() else {
         return Ok(None);
     };
-    let Some((of, rest)) = of.split_first_chunk::<16>() else { return Ok(None) };
+    let Some((of, rest)) = of.split_first_chunk::<16>() else {
+        return Ok(None);
+    };
     if *of != device.0 {
         return Ok(None);
     }
@@ -320,10 +322,16 @@ fn read(
         let (key, value) = entry.ok_or_else(|| io::Error::other("an entry has another size"))?;
         visit(key, value);
     }
-    let expected: Vec<u8> =
-        found.count.to_le_bytes().into_iter().chain(found.sum.to_le_bytes()).collect();
+    let expected: Vec<u8> = found
+        .count
+        .to_le_bytes()
+        .into_iter()
+        .chain(found.sum.to_le_bytes())
+        .collect();
     if rest != expected {
-        return Err(io::Error::other("entries are missing, or there are too many"));
+        return Err(io::Error::other(
+            "entries are missing, or there are too many",
+        ));
     }
     Ok(Some((u64::from_le_bytes(*covers), found)))
 }

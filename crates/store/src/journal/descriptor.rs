@@ -177,6 +177,15 @@ pub(crate) fn encode_delete(out: &mut Vec<u8>, replica: u32) {
     out.extend_from_slice(simple(KIND_DELETE, 0, replica, HEAD).as_bytes());
 }
 
+/// Names the descriptor that announced a large write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Announcement {
+    /// Its record.
+    pub lsn: u64,
+    /// Its offset among the bytes of the record's descriptors.
+    pub at: u64,
+}
+
 /// Bytes of the descriptor of [`Descriptor::InPlace`].
 pub(crate) const IN_PLACE_BYTES: usize = HEAD;
 
@@ -187,11 +196,12 @@ pub(crate) fn encode_in_place(
     extent: u64,
     first: u16,
     count: u16,
-    announced: u64,
+    announced: Announcement,
 ) {
     let mut head = simple(KIND_IN_PLACE, 0, replica, HEAD);
     head.extent = U64::new(extent);
-    head.position = U64::new(announced);
+    head.position = U64::new(announced.lsn);
+    head.base_position = U64::new(announced.at);
     head.first = U16::new(first);
     head.count = U16::new(count);
     out.extend_from_slice(head.as_bytes());
@@ -225,13 +235,13 @@ pub(crate) enum Descriptor {
     Delete {
         replica: u32,
     },
-    /// The blocks that record `announced` announced are durable in place.
+    /// Announced blocks are durable in place.
     InPlace {
         replica: u32,
         extent: u64,
         first: usize,
         count: usize,
-        announced: u64,
+        announced: Announcement,
     },
 }
 
@@ -263,7 +273,11 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<(Descriptor, usize)> {
             if first + count > BLOCKS {
                 return None;
             }
-            let (extent, announced) = (head.extent.get(), head.position.get());
+            let announced = Announcement {
+                lsn: head.position.get(),
+                at: head.base_position.get(),
+            };
+            let extent = head.extent.get();
             Descriptor::InPlace {
                 replica,
                 extent,

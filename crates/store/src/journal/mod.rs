@@ -3,3 +3,6 @@
 pub(crate) mod descriptor;
 pub(crate) mod record;
 pub(crate) mod ring;
+
+#[cfg(test)]
+mod tests;

@@ -156,8 +156,8 @@ pub(crate) fn decode_header(page: &[u8], device: DeviceId) -> Option<RecordHeade
 
 /// A record with everything checked.
 pub(crate) struct Record<'a> {
-    /// With the place of their first block in `data` (counted in blocks).
-    pub descriptors: Vec<(Descriptor, usize)>,
+    /// Each with the place of its first block in `data` (counted in blocks), and its offset.
+    pub descriptors: Vec<(Descriptor, usize, u64)>,
     pub data: &'a [u8],
 }
 
@@ -176,6 +176,7 @@ pub(crate) fn decode<'a>(header: &RecordHeader, bytes: &'a [u8]) -> Option<Recor
     let (mut rest, mut block) = (list.as_slice(), 0);
     while !rest.is_empty() {
         let (descriptor, length) = descriptor::decode(rest)?;
+        let at = (list.len() - rest.len()) as u64;
         rest = &rest[length..];
         let first = block;
         if let Descriptor::Write(write) = &descriptor
@@ -189,7 +190,7 @@ pub(crate) fn decode<'a>(header: &RecordHeader, bytes: &'a [u8]) -> Option<Recor
                 block += 1;
             }
         }
-        descriptors.push((descriptor, first));
+        descriptors.push((descriptor, first, at));
     }
     (block == header.data_blocks).then_some(Record { descriptors, data })
 }

@@ -91,9 +91,13 @@ impl Store {
         for (replica, group) in std::mem::take(&mut self.dirty_groups) {
             self.home_group(dev, replica, group);
         }
-        for replica in std::mem::take(&mut self.dirty_volumes) {
+        // The list keeps its memory: every write after a home write puts its replica on it again.
+        let mut volumes = std::mem::take(&mut self.dirty_volumes);
+        for replica in volumes.drain(..) {
             self.home_volume(dev, replica);
         }
+        volumes.append(&mut self.dirty_volumes);
+        self.dirty_volumes = volumes;
         // What was converted in this very batch included.
         for i in 0..self.blanks.len() {
             let mut buf = dev.buffer(PAIR);
@@ -122,7 +126,11 @@ impl Store {
         }
         if extent.newest_durable == extent.homed {
             // What came since is not durable yet.
-            let since = if extent.newest > self.durable { self.durable + 1 } else { 0 };
+            let since = if extent.newest > self.durable {
+                self.durable + 1
+            } else {
+                0
+            };
             self.extents.set_since(id, since);
             return 0;
         }

@@ -17,7 +17,7 @@ use super::Store;
 use super::complete::Operation;
 use crate::api::Blocks;
 use crate::device::{Device, Part, Persist};
-use crate::journal::descriptor::{IN_PLACE_BYTES, encode_in_place};
+use crate::journal::descriptor::{Announcement, IN_PLACE_BYTES, encode_in_place};
 use crate::journal::record::Builder;
 
 /// A large write that is not durable yet.
@@ -27,7 +27,7 @@ pub(crate) struct Large {
     replica: u32,
     extent: u32,
     range: BlockRange,
-    lsn: u64,
+    announced: Announcement,
     outstanding: u64,
     state: State,
 }
@@ -36,7 +36,7 @@ pub(crate) struct Large {
 pub(crate) struct InPlaceNote {
     replica: u32,
     range: BlockRange,
-    announced: u64,
+    announced: Announcement,
     /// The record that says so, once there is one.
     recorded: Option<u64>,
 }
@@ -48,7 +48,7 @@ enum State {
 }
 
 impl Store {
-    /// Keeps a copy of the data until the announcement in record `lsn` is durable.
+    /// Keeps a copy of the data until the announcement is durable.
     #[allow(clippy::too_many_arguments)] // One caller; a struct would repeat `Large`.
     pub(super) fn announce<D: Device>(
         &mut self,
@@ -57,7 +57,7 @@ impl Store {
         extent: u32,
         range: BlockRange,
         blocks: &Blocks<'_>,
-        lsn: u64,
+        announced: Announcement,
         outstanding: u64,
     ) {
         let mut buf = dev.buffer(blocks.data.len());
@@ -69,7 +69,7 @@ impl Store {
             replica,
             extent,
             range,
-            lsn,
+            announced,
             outstanding,
             state,
         });
@@ -78,7 +78,7 @@ impl Store {
     /// Announcements up to record `lsn` are durable.
     pub(super) fn larges_announced(&mut self, lsn: u64) {
         for large in &mut self.larges {
-            if large.lsn > lsn {
+            if large.announced.lsn > lsn {
                 break;
             }
             large.state = match std::mem::replace(&mut large.state, State::Writing) {
@@ -104,7 +104,9 @@ impl Store {
                 || older
                     .iter()
                     .any(|o| o.extent == large.extent && o.range.overlaps(large.range))
-                || notes.iter().any(|n| n.replica == large.replica && n.range.overlaps(large.range));
+                || notes
+                    .iter()
+                    .any(|n| n.replica == large.replica && n.range.overlaps(large.range));
             if blocked || !matches!(large.state, State::Ready(_)) {
                 continue;
             }
@@ -143,7 +145,7 @@ impl Store {
         self.in_place_notes.push(InPlaceNote {
             replica: large.replica,
             range: large.range,
-            announced: large.lsn,
+            announced: large.announced,
             recorded: None,
         });
         self.outstanding_done(large.replica, large.outstanding);
@@ -152,7 +154,12 @@ impl Store {
     }
 
     /// Recovery found announced blocks complete: as if they had been written just now.
-    pub(super) fn note_recovered(&mut self, replica: u32, range: BlockRange, announced: u64) {
+    pub(super) fn note_recovered(
+        &mut self,
+        replica: u32,
+        range: BlockRange,
+        announced: Announcement,
+    ) {
         if let Some(last) = self.in_place_notes.last_mut()
             && (last.replica, last.announced) == (replica, announced)
             && last.range.end() == range.start
@@ -162,7 +169,12 @@ impl Store {
             return;
         }
         let recorded = None;
-        self.in_place_notes.push(InPlaceNote { replica, range, announced, recorded });
+        self.in_place_notes.push(InPlaceNote {
+            replica,
+            range,
+            announced,
+            recorded,
+        });
     }
 
     /// Whether a large write waits for a record that notes an earlier one.

@@ -10,7 +10,7 @@ use crate::StoreError;
 use crate::api::{Blocks, Completion, Content as BlockContent, Outcome, ReplicaSlot};
 use crate::device::Device;
 use crate::format::extent_header::Owner;
-use crate::journal::descriptor::{Positions, Source, WriteOut, write_bytes};
+use crate::journal::descriptor::{Announcement, Positions, Source, WriteOut, write_bytes};
 use crate::memory::bits::Bits;
 use crate::memory::extents::{self, BlockState, Load};
 use crate::memory::pages;
@@ -303,6 +303,10 @@ impl Store {
                 + count.div_ceil(2) * (write_bytes(0, source, each) + 8)
         };
         let lsn = self.reserve(dev, descriptor_bytes, data_blocks);
+        let announced = Announcement {
+            lsn,
+            at: self.descriptors().len() as u64,
+        };
         let target = self.target(&apply, lsn)?;
         match target {
             Target::Hole => self.describe_hole(&apply),
@@ -311,7 +315,7 @@ impl Store {
             }
         }
         self.untear(&apply);
-        self.queue(dev, apply, target, source, lsn);
+        self.queue(dev, apply, target, source, announced);
         Ok(())
     }
 
@@ -556,13 +560,13 @@ impl Store {
         apply: Apply<'_>,
         target: Target,
         source: Source,
-        lsn: u64,
+        announced: Announcement,
     ) {
         if let Some(last) = apply.sets_last {
             self.volume_mut(apply.replica).replica.state.last = last;
         }
         let outstanding = Outstanding {
-            lsn,
+            lsn: announced.lsn,
             token: Some(apply.token),
             reply: apply.reply,
             effect: apply.sets_last.map_or(Effect::None, Effect::Last),
@@ -572,7 +576,15 @@ impl Store {
         if let (Content::Data(blocks), Source::InPlace, Target::Extent { id, .. }) =
             (&apply.content, source, &target)
         {
-            self.announce(dev, apply.replica, *id, apply.range, blocks, lsn, number);
+            self.announce(
+                dev,
+                apply.replica,
+                *id,
+                apply.range,
+                blocks,
+                announced,
+                number,
+            );
         }
     }
 

@@ -20,7 +20,7 @@ use crate::format::extent_header::{self, BLOCKS, BlockMap};
 use crate::format::hole_page::{self, HoleOwner};
 use crate::format::page::{PAGE, PAIR, Pair, Side};
 use crate::format::volume_header::VolumeImage;
-use crate::journal::descriptor::{Descriptor, ImageKind, Source, WriteIn};
+use crate::journal::descriptor::{Announcement, Descriptor, ImageKind, Source, WriteIn};
 use crate::journal::record::{self, RECORD_BYTES_MAX};
 use crate::memory::extents::{self, BlockState, Load};
 use crate::memory::pages;
@@ -88,6 +88,8 @@ type BlockKey = (u32, u64, u16);
 /// else the block is torn (B2).
 struct Candidate {
     lsn: u64,
+    /// Offset of the descriptor in its record.
+    at: u64,
     /// Place of the descriptor among all that recovery applies.
     order: u64,
     position: u64,
@@ -119,6 +121,8 @@ struct Replay {
     events: BTreeMap<u32, Vec<Event>>,
     /// Descriptors applied so far.
     order: u64,
+    /// Offset in its record of the one that is being applied.
+    at: u64,
     /// Per block of an extent: the last descriptor whose effect is certain.
     certain: BTreeMap<(u32, u64), Box<[u64; BLOCKS]>>,
     /// Slots that records name: not free before the tail has passed them.
@@ -187,7 +191,8 @@ impl Store {
             let Some(record) = record::decode(&header, &buf) else {
                 break;
             };
-            for (descriptor, first) in &record.descriptors {
+            for (descriptor, first, at) in &record.descriptors {
+                replay.at = *at;
                 let data = &record.data[first * PAGE..];
                 self.replay(dev, replay, descriptor, data, header.lsn)?;
             }
@@ -650,9 +655,10 @@ impl Store {
                         decided
                     }
                     _ => {
-                        let (order, crc) = (replay.order, write.crcs[i]);
+                        let (at, order, crc) = (replay.at, replay.order, write.crcs[i]);
                         let candidate = Candidate {
                             lsn,
+                            at,
                             order,
                             position,
                             crc,
@@ -671,13 +677,15 @@ impl Store {
         }
     }
 
-    /// An announced write is known to be complete. The first announcement of that record counts: later ones of
-    /// the same block are carried out after it.
-    fn replay_in_place(&mut self, replay: &mut Replay, key: BlockKey, announced: u64) {
+    /// An announced write is known to be complete, and so is what was announced before it for the block.
+    fn replay_in_place(&mut self, replay: &mut Replay, key: BlockKey, announced: Announcement) {
         let Some(list) = replay.candidates.get_mut(&key) else {
             return;
         };
-        let Some(place) = list.iter().position(|c| c.lsn == announced) else {
+        let Some(place) = list
+            .iter()
+            .position(|c| (c.lsn, c.at) == (announced.lsn, announced.at))
+        else {
             return;
         };
         let found = list.drain(..=place).next_back().expect("it was found");
@@ -733,10 +741,11 @@ impl Store {
             if let Some(place) = candidates.iter().rposition(|c| c.crc == crc) {
                 let found = &candidates[place];
                 let start = Block(ExtentIndex(extent).first_block().0 + block as u64);
-                // Of several announcements in one record the earlier ones are noted first.
-                for same in candidates[..=place].iter().filter(|c| c.lsn == found.lsn) {
-                    self.note_recovered(replica, BlockRange { start, count: 1 }, same.lsn);
-                }
+                let announced = Announcement {
+                    lsn: found.lsn,
+                    at: found.at,
+                };
+                self.note_recovered(replica, BlockRange { start, count: 1 }, announced);
                 self.replace_block(id, block, in_place(found.position));
                 let certain = replay.certain.entry((replica, extent));
                 certain.or_insert_with(|| Box::new([0; BLOCKS]))[block] = found.order;

@@ -133,7 +133,9 @@ impl Store {
 
     fn forget_undo(&mut self, durable: u64) {
         while self.undo.front().is_some_and(|u| u.lsn() <= durable) {
-            if let Some(Undo::Block { lsn, extent, state, .. }) = self.undo.pop_front()
+            if let Some(Undo::Block {
+                lsn, extent, state, ..
+            }) = self.undo.pop_front()
                 && extent != extents::NONE
             {
                 self.pages.free(state.page);
