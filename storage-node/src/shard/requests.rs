@@ -184,6 +184,8 @@ impl Core {
         };
         if let Some(connection) = self.connections.get_mut(&socket) {
             connection.set_attachment(subject.handle, Some(attachment));
+            // Counted out when its state is durable, like every other request.
+            connection.begin(0);
         }
         // L3: before anything else is sent on the old attachment's connection.
         self.supersede(slot, (socket, subject.handle, subject.epoch));
@@ -200,6 +202,7 @@ impl Core {
         // Written also when nothing changes: an equal promise may still be on its way to the device.
         if let Err(error) = self.store.set_state(&mut self.device, token, slot, state) {
             self.abandon(token);
+            self.admission_end(Some(socket), 0);
             refuse(self, refusal_of(error));
         }
     }
