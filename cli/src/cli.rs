@@ -71,10 +71,10 @@ pub enum Command {
     },
     /// Runs a storage node in this process.
     #[command(hide = true)]
-    StorageNode(crate::daemons::Args),
+    StorageNode(Box<crate::daemons::StorageNodeArgs>),
     /// Runs an initiator daemon in this process.
     #[command(hide = true)]
-    Initiator(crate::daemons::Args),
+    Initiator(Box<crate::daemons::InitiatorArgs>),
     /// Runs one replica of the floor of `bench`.
     #[command(hide = true)]
     FloorReplica(bench::floor_replica::Args),
@@ -167,8 +167,12 @@ impl Cli {
                 );
                 Ok(Outcome::Good)
             }
-            Command::StorageNode(args) => crate::daemons::run(args).map(|()| Outcome::Good),
-            Command::Initiator(args) => crate::daemons::run(args).map(|()| Outcome::Good),
+            Command::StorageNode(args) => {
+                crate::daemons::storage_node(*args).map(|()| Outcome::Good)
+            },
+            Command::Initiator(args) => {
+                crate::daemons::initiator(*args).map(|()| Outcome::Good)
+            },
             Command::FloorReplica(args) => bench::floor_replica::run(&args).map(|()| Outcome::Good),
         }
     }
