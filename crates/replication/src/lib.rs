@@ -4,6 +4,7 @@
 
 pub mod configuration;
 pub mod digest;
+mod faults;
 pub mod initiator;
 pub mod member;
 pub mod message;

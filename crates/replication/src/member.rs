@@ -4,6 +4,7 @@
 //! or why the request is refused. The shell makes the new state durable before it answers.
 
 use crate::configuration::{Configuration, MemberState, ReplicaState, Role};
+use crate::faults::{Fault, is_broken};
 use crate::message::Refusal;
 use crate::values::{Epoch, MemberId, Pass, Position, Sequence};
 
@@ -18,7 +19,7 @@ pub enum WriteDecision {
 
 /// M2: every message but Fence is of the promised epoch, number and nonce.
 fn check_epoch(state: &MemberState, epoch: Epoch) -> Result<(), Refusal> {
-    if state.promised != epoch {
+    if state.promised != epoch && !is_broken(Fault::OldEpochs) {
         return Err(Refusal::Fenced {
             promised: state.promised.number,
         });
@@ -67,7 +68,9 @@ fn is_resyncing_in(state: &MemberState, epoch: Epoch) -> bool {
 /// [`Refusal::Fenced`] with the promised number.
 pub fn fence(state: &MemberState, epoch: Epoch) -> Result<MemberState, Refusal> {
     let newer = state.promised.number < epoch.number;
-    if !newer && state.promised != epoch {
+    let again = state.promised == epoch
+        || (is_broken(Fault::EqualEpoch) && state.promised.number == epoch.number);
+    if !newer && !again {
         return Err(Refusal::Fenced {
             promised: state.promised.number,
         });
@@ -134,7 +137,7 @@ pub fn check_write(
     if sequence <= state.last.sequence {
         return Ok(WriteDecision::AlreadyApplied);
     }
-    if sequence != state.last.sequence.next() {
+    if sequence != state.last.sequence.next() && !is_broken(Fault::AcceptGap) {
         return Err(Refusal::Gap { last: state.last });
     }
     Ok(WriteDecision::Apply)
@@ -178,7 +181,8 @@ pub fn check_copy(state: &MemberState, epoch: Epoch, pass: Pass) -> Result<(), R
         epoch: epoch.number,
         pass,
     };
-    if state.state == current {
+    let any_pass = is_broken(Fault::AnyPass) && is_resyncing_in(state, epoch);
+    if state.state == current || any_pass {
         Ok(())
     } else {
         Err(Refusal::StalePass)

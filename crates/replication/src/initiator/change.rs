@@ -2,6 +2,8 @@
 //! quorum.
 
 use crate::configuration::{Configuration, Generation, Role};
+use crate::faults::{Fault, is_broken};
+use crate::initiator::peer::{ConfigSent, Peer};
 use crate::initiator::{Effect, Effects, Initiator, MemberCondition, Phase};
 use crate::message::{Request, RequestId};
 use crate::values::{EpochNumber, MemberId, Time};
@@ -10,8 +12,7 @@ use crate::values::{EpochNumber, MemberId, Time};
 #[derive(Debug)]
 pub(super) struct Proposal {
     pub(super) configuration: Configuration,
-    /// Requests that carry it or the committed one.
-    pub(super) order: (EpochNumber, Generation),
+    order: (EpochNumber, Generation),
 }
 
 impl Proposal {
@@ -35,47 +36,61 @@ impl<P: Clone> Initiator<P> {
     }
 
     /// C2: makes the next configuration if one is wanted and C3 allows it.
-    pub(super) fn propose(&mut self, _: Time, effects: &mut Effects<P>) {
+    pub(super) fn propose(&mut self) {
         if self.proposal.is_some() {
             return;
         }
         let Some(c) = &self.committed else { return };
-        let peer = |id: MemberId| self.peers.iter().find(|p| p.member.id == id);
-        let leaves = |id: &MemberId| peer(*id).is_some_and(|p| p.leaving);
-        let mut in_sync: Vec<_> = c.in_sync.iter().filter(|id| !leaves(id)).copied().collect();
-        if in_sync.len() == c.in_sync.len() {
-            let joins = |m: MemberId| {
-                c.role_of(m) == Some(Role::Data)
-                    && !c.in_sync.contains(&m)
-                    && peer(m).is_some_and(|p| p.ready && p.in_stream && p.attached && !p.fenced)
-            };
-            let Some(new) = c.members.iter().map(|m| m.id).find(|m| joins(*m)) else {
-                return;
-            };
-            in_sync.push(new);
-            in_sync.sort();
-        }
-        if in_sync.is_empty() {
+        let Some(in_sync) = self.next_in_sync(c) else {
             return;
-        }
-        let generation = Generation(c.generation.0 + 1);
+        };
         let next = Configuration {
-            generation,
+            generation: Generation(c.generation.0 + 1),
             in_sync,
             ..c.clone()
         };
         // C3: every acknowledged write is on a write quorum of what remains, before anyone hears of it.
         let acknowledged = self.stream.acknowledged;
-        let holds = |id: &&MemberId| peer(**id).is_some_and(|p| p.answered >= acknowledged);
-        if next.in_sync.iter().filter(holds).count() < next.write_quorum() {
+        let holds = |id: &&MemberId| self.peer(**id).is_some_and(|p| p.answered >= acknowledged);
+        let holders = next.in_sync.iter().filter(holds).count();
+        if holders < next.write_quorum() && !is_broken(Fault::ProposeUnguarded) {
             return;
         }
+        self.reads.recheck(&self.peers, &next);
         self.proposal = Some(Proposal::new(next));
-        self.reads.recheck(
-            &self.peers,
-            self.proposal.as_ref().map(|p| &p.configuration),
-        );
-        let _ = effects;
+    }
+
+    fn peer(&self, id: MemberId) -> Option<&Peer> {
+        self.peers.iter().find(|p| p.member.id == id)
+    }
+
+    /// The in-sync set without those that leave, or else with one that is ready. None: no change.
+    fn next_in_sync(&self, c: &Configuration) -> Option<Vec<MemberId>> {
+        let leaves = |id: &&MemberId| self.peer(**id).is_some_and(|p| p.leaving);
+        let mut in_sync: Vec<_> = c.in_sync.iter().filter(|id| !leaves(id)).copied().collect();
+        if in_sync.is_empty() {
+            // All refuse writes. C2: never empty; the one that holds most stays.
+            let holds = |id: &&MemberId| self.peer(**id).map(|p| p.answered);
+            in_sync.extend(c.in_sync.iter().max_by_key(holds));
+        }
+        if in_sync.len() < c.in_sync.len() {
+            return Some(in_sync);
+        }
+        // R5.
+        let is_ready = |p: &Peer| {
+            (p.ready || is_broken(Fault::ProposeEarly) && p.resync.is_some())
+                && p.in_stream
+                && p.usable()
+        };
+        let joins = |m: &MemberId| {
+            c.role_of(*m) == Some(Role::Data)
+                && !c.in_sync.contains(m)
+                && self.peer(*m).is_some_and(is_ready)
+        };
+        let new = c.members.iter().map(|m| m.id).find(joins)?;
+        in_sync.push(new);
+        in_sync.sort();
+        Some(in_sync)
     }
 
     /// The newest configuration of this epoch.
@@ -90,54 +105,56 @@ impl<P: Clone> Initiator<P> {
     pub(super) fn send_configuration(&mut self, now: Time, effects: &mut Effects<P>) {
         let Some(newest) = self.newest() else { return };
         let order = newest.order();
-        let lacks = |p: &super::Peer| {
-            p.attached
-                && !p.fenced
+        let lacks = |p: &Peer| {
+            p.usable()
                 && p.stored < order
-                && p.config_sent.is_none_or(|(o, _)| o < order)
+                && p.config_sent.is_none_or(|sent| sent.order < order)
+                && newest.names(p.member.id)
         };
         if !self.peers.iter().any(lacks) {
             return;
         }
+        let outside_may_have_it = self.may_send_outside(newest);
+        let goes_to =
+            |p: &Peer| lacks(p) && (outside_may_have_it || newest.in_sync.contains(&p.member.id));
         let newest = newest.clone();
-        let (members, in_sync) = (newest.members.len(), newest.in_sync.len());
-        // A majority could miss the new in-sync set: it must store the configuration first (C5).
-        let quorum = members / 2 + 1;
-        let could_miss = quorum + in_sync < members + newest.recovery_quorum();
-        let all_stored = newest.in_sync.iter().all(|id| {
-            self.peers
-                .iter()
-                .any(|p| p.member.id == *id && p.stored >= order)
-        });
-        for n in 0..self.peers.len() {
-            let id = self.peers[n].member.id;
-            if !lacks(&self.peers[n]) || !newest.names(id) {
-                continue;
-            }
-            if could_miss && !all_stored && !newest.in_sync.contains(&id) {
-                continue;
-            }
+        let targets: Vec<usize> = (0..self.peers.len())
+            .filter(|n| goes_to(&self.peers[*n]))
+            .collect();
+        for n in targets {
+            let id = self.id();
+            self.peers[n].config_sent = Some(ConfigSent { id, order, at: now });
             let request = Request::StoreConfig {
-                id: config_request(order),
+                id,
                 configuration: newest.clone(),
                 start: self.start.clone(),
             };
-            self.peers[n].config_sent = Some((order, now));
             self.send(n, request, effects);
         }
     }
 
+    /// C5: where a majority could miss the new in-sync set, that set must have stored it first (holes 14).
+    fn may_send_outside(&self, p: &Configuration) -> bool {
+        let (members, in_sync) = (p.members.len(), p.in_sync.len());
+        let quorum = members / 2 + 1;
+        let could_miss = quorum + in_sync < members + p.recovery_quorum();
+        let has_stored = |id: &MemberId| self.peer(*id).is_some_and(|m| m.stored >= p.order());
+        !could_miss || p.in_sync.iter().all(has_stored) || is_broken(Fault::AnyOrder)
+    }
+
     /// Whether `id` was a StoreConfig, which is noted then.
     pub(super) fn config_done(&mut self, n: usize, id: RequestId) -> bool {
-        let Some((order, sent_at)) = self.peers[n].config_sent else {
+        let peer = &mut self.peers[n];
+        let Some(sent) = peer.config_sent.filter(|sent| sent.id == id) else {
             return false;
         };
-        if id != config_request(order) {
-            return false;
-        }
-        let peer = &mut self.peers[n];
-        peer.stored = peer.stored.max(order);
-        peer.renew(sent_at);
+        peer.stored = peer.stored.max(sent.order);
+        // L1: from the sending, not from the commit.
+        peer.renew(if is_broken(Fault::LeaseFromAnswer) {
+            self.seen
+        } else {
+            sent.at
+        });
         true
     }
 
@@ -147,16 +164,24 @@ impl<P: Clone> Initiator<P> {
             return;
         };
         let order = proposal.order;
-        let stored = |id| {
-            self.peers
-                .iter()
-                .any(|p| p.member.id == id && p.stored >= order)
-        };
+        let stored = |id| self.peer(id).is_some_and(|p| p.stored >= order);
         if !proposal.configuration.is_quorum(stored) {
             return;
         }
         let before = self.committed.take();
         self.committed = self.proposal.take().map(|p| p.configuration);
+        self.apply_commit(before.as_ref(), effects);
+        if self.phase == Phase::Starting {
+            self.opened(now, effects);
+        } else {
+            // A smaller set may be all that waited; a next proposal may be due.
+            self.acknowledge(now, effects);
+            self.propose();
+            self.send_configuration(now, effects);
+        }
+    }
+
+    fn apply_commit(&mut self, before: Option<&Configuration>, effects: &mut Effects<P>) {
         let Some(committed) = &self.committed else {
             return;
         };
@@ -164,26 +189,18 @@ impl<P: Clone> Initiator<P> {
         for n in 0..self.peers.len() {
             let peer = &mut self.peers[n];
             let is_in = in_sync.contains(&peer.member.id);
-            let was_in = before
-                .as_ref()
-                .is_some_and(|c| c.in_sync.contains(&peer.member.id));
+            let was_in = before.is_some_and(|c| c.in_sync.contains(&peer.member.id));
             if is_in {
                 peer.ready = false;
                 peer.resync = None;
             } else {
                 peer.leaving = false;
+                // Outside the set only a resync puts a member into the stream (R2).
+                peer.in_stream &= peer.resync.is_some();
             }
             if is_in != was_in && before.is_some() {
                 self.condition_changed(n, effects);
             }
-        }
-        if self.phase == Phase::Starting {
-            self.opened(now, effects);
-        } else {
-            // A smaller set may be all that waited; a next proposal may be due.
-            self.acknowledge(now, effects);
-            self.propose(now, effects);
-            self.send_configuration(now, effects);
         }
     }
 
@@ -202,16 +219,11 @@ impl<P: Clone> Initiator<P> {
             .committed
             .as_ref()
             .is_some_and(|c| c.in_sync.contains(&peer.member.id));
-        match (peer.attached && !peer.fenced, in_sync) {
+        match (peer.usable(), in_sync) {
             (false, _) => MemberCondition::Down,
             (true, true) => MemberCondition::InSync,
             (true, false) if peer.member.role == Role::Witness => MemberCondition::InSync,
             (true, false) => MemberCondition::Resyncing,
         }
     }
-}
-
-/// Requests of configurations have ids of their own: above all others, one per configuration.
-fn config_request(order: (EpochNumber, Generation)) -> RequestId {
-    RequestId((1 << 63) | order.1.0)
 }

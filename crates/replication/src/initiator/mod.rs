@@ -13,10 +13,10 @@
 
 mod attach;
 mod change;
-mod equalise;
 mod lease;
 mod peer;
 mod read;
+mod replies;
 mod resync;
 mod status;
 mod stream;
@@ -26,12 +26,13 @@ use core::time::Duration;
 use std::collections::VecDeque;
 
 use crate::configuration::{Configuration, Member, Role};
-use crate::message::{Refusal, Reply, Request, RequestId};
-use crate::values::{Epoch, EpochNumber, MemberId, Position, Sequence, Time};
+use crate::message::{Reply, Request, RequestId};
+use crate::values::{Epoch, EpochNumber, MEMBERS_MAX, MemberId, Position, Sequence, Time};
 
+use crate::faults::{Fault, is_broken};
 use attach::Attach;
 use change::Proposal;
-use peer::{Answer, Peer};
+use peer::Peer;
 use read::Reads;
 use stream::Stream;
 pub use types::{
@@ -56,26 +57,36 @@ pub struct Initiator<P> {
     highest: EpochNumber,
     random: u64,
     peers: Vec<Peer>,
-    attach: Attach<P>,
+    attach: Attach,
     committed: Option<Configuration>,
     proposal: Option<Proposal>,
     /// Members that start in this epoch (A7).
     start: Vec<MemberId>,
     stream: Stream<P>,
-    reads: Reads,
+    reads: Reads<P>,
     next_id: u64,
     detaching: bool,
+    /// Attempts to attach that were refused by number, for the length of the next pause (A1).
+    attempts: u32,
+    /// The time of the last event.
+    seen: Time,
 }
 
-/// Extra pause of a retried attach: two attachers must not chase each other for ever.
-const ATTACH_PAUSE: Duration = Duration::from_millis(50);
+/// The most members that a volume may have at a time, those being replaced included.
+const PEERS_MAX: usize = 2 * MEMBERS_MAX;
+/// How long a member that cannot take part (no replica, device closed) is left alone.
+const FENCE_RETRY: Duration = Duration::from_secs(1);
 
 impl<P: Clone> Initiator<P> {
     /// A volume that is not attached yet. `members` are those that the shell can reach.
+    ///
+    /// # Panics
+    /// If there are more than a configuration and its predecessor can name.
     pub fn new(size_blocks: u64, members: Vec<Member>, options: Options) -> Initiator<P> {
         let mut members = members;
         members.sort();
         members.dedup_by_key(|member| member.id);
+        assert!(members.len() <= PEERS_MAX, "too many members");
         Initiator {
             stream: Stream::new(&options),
             options,
@@ -90,13 +101,16 @@ impl<P: Clone> Initiator<P> {
             proposal: None,
             start: Vec::new(),
             reads: Reads::default(),
-            next_id: 1,
+            next_id: 0,
             detaching: false,
+            attempts: 0,
+            seen: Time(0),
         }
     }
 
     /// Handles an event; what is to be done is appended to `effects`.
     pub fn handle(&mut self, now: Time, event: Event<P>, effects: &mut Effects<P>) {
+        self.seen = now;
         match event {
             Event::Write {
                 ticket,
@@ -128,10 +142,11 @@ impl<P: Clone> Initiator<P> {
             Event::Reply { member, reply } => self.reply(now, member, reply, effects),
             Event::Renewed { member, sent_at } => {
                 if let Some(peer) = self.peers.iter_mut().find(|p| p.member.id == member)
-                    && peer.attached
-                    && !peer.fenced
+                    && peer.usable()
                 {
-                    peer.renew(sent_at);
+                    // L1.
+                    let from_answer = is_broken(Fault::LeaseFromAnswer);
+                    peer.renew(if from_answer { now } else { sent_at });
                 }
             }
             Event::Fenced { member, promised } => self.fenced(now, member, promised, effects),
@@ -143,12 +158,17 @@ impl<P: Clone> Initiator<P> {
 
     /// When [`Event::Timer`] is due.
     pub fn next_timer(&self) -> Time {
-        match self.phase {
-            // Answers drive these.
-            Phase::Idle | Phase::Over | Phase::Equalising | Phase::Starting => Time::NEVER,
-            Phase::Fencing | Phase::WaitingLease => self.attach.timer,
-            Phase::Open => self.open_timer(),
-        }
+        let phase = match self.phase {
+            Phase::Idle | Phase::Over => return Time::NEVER,
+            Phase::Fencing | Phase::Equalising | Phase::WaitingLease => self.attach.timer,
+            // Answers drive it.
+            Phase::Starting => Time::NEVER,
+            Phase::Open => self.resync_timer(),
+        };
+        phase
+            .min(self.stream_timer())
+            .min(self.reads_timer())
+            .min(self.fence_timer())
     }
 
     /// The one place where the phase changes.
@@ -173,6 +193,7 @@ impl<P: Clone> Initiator<P> {
 
     /// Everything that may follow from any event. Each part does nothing where it is not its turn.
     fn advance(&mut self, now: Time, effects: &mut Effects<P>) {
+        self.fence_again(now, effects);
         match self.phase {
             Phase::Idle | Phase::Over => {}
             Phase::Fencing | Phase::Equalising | Phase::WaitingLease => {
@@ -184,14 +205,16 @@ impl<P: Clone> Initiator<P> {
             }
             Phase::Open => self.advance_open(now, effects),
         }
-        if self.detaching && self.phase != Phase::Over && self.is_drained() {
-            self.over(OverReason::Detached, effects);
+        if !matches!(self.phase, Phase::Open | Phase::Over) {
+            self.time_out(now, effects);
+            self.advance_reads(now, effects);
         }
+        self.end_if_drained(effects);
     }
 
     fn advance_open(&mut self, now: Time, effects: &mut Effects<P>) {
         self.drop_laggards(now);
-        self.propose(now, effects);
+        self.propose();
         self.send_configuration(now, effects);
         self.try_commit(now, effects);
         self.advance_stream(now, effects);
@@ -199,8 +222,11 @@ impl<P: Clone> Initiator<P> {
         self.advance_reads(now, effects);
     }
 
-    fn is_drained(&self) -> bool {
-        self.phase != Phase::Open || (self.stream.is_idle() && self.reads.is_idle())
+    fn end_if_drained(&mut self, effects: &mut Effects<P>) {
+        let drained = self.phase != Phase::Open || (self.stream.is_idle() && self.reads.is_idle());
+        if self.detaching && self.phase != Phase::Over && drained {
+            self.over(OverReason::Detached, effects);
+        }
     }
 
     fn id(&mut self) -> RequestId {
@@ -228,169 +254,6 @@ impl<P: Clone> Initiator<P> {
         });
     }
 
-    fn up(&mut self, now: Time, member: MemberId, effects: &mut Effects<P>) {
-        let Some(n) = self.index(member) else { return };
-        self.peers[n].up = true;
-        if !matches!(self.phase, Phase::Idle | Phase::Over) && !self.peers[n].fenced {
-            self.send_fence(now, n, effects);
-        }
-    }
-
-    fn down(&mut self, now: Time, member: MemberId, effects: &mut Effects<P>) {
-        let Some(n) = self.index(member) else { return };
-        if !self.peers[n].up && self.peers[n].down_since.is_some() {
-            return;
-        }
-        self.peers[n].disconnect(now);
-        self.attach_lost(n);
-        self.resync_source_lost(n);
-        self.reads.lost(member);
-        self.condition_changed(n, effects);
-    }
-
-    fn reply(&mut self, now: Time, member: MemberId, reply: Reply<P>, effects: &mut Effects<P>) {
-        let Some(n) = self.index(member) else { return };
-        match reply {
-            Reply::Promised {
-                epoch,
-                state,
-                size_blocks,
-                torn,
-            } => {
-                if epoch == self.epoch && self.phase != Phase::Over {
-                    self.size_blocks = self.size_blocks.min(size_blocks);
-                    self.promised(now, n, Answer { state, torn }, effects);
-                }
-            }
-            Reply::Applied { sequence } => self.applied(now, member, sequence, effects),
-            Reply::Refused { id, refusal } => self.refused(now, n, id, refusal, effects),
-            Reply::WriteRefused { sequence, refusal } => {
-                self.write_refused(now, n, sequence, refusal, effects);
-            }
-            Reply::Done { id } => self.done(now, n, id, effects),
-            Reply::Copied { id, changed } => self.resync_copied(n, id, changed),
-            Reply::Data { id, result } => self.data(now, n, id, result, effects),
-            Reply::Positions {
-                id,
-                positions,
-                next,
-                last,
-            } => {
-                if self.phase == Phase::Equalising {
-                    self.equalise_positions(n, id, positions, next, effects);
-                } else {
-                    self.resync_positions(n, id, positions, last);
-                }
-            }
-            Reply::Digests { id, digests } => self.resync_digests(n, id, digests),
-        }
-    }
-
-    fn done(&mut self, now: Time, n: usize, id: RequestId, effects: &mut Effects<P>) {
-        if self.config_done(n, id) || self.resync_done(n, id) {
-            return;
-        }
-        if self.phase == Phase::Equalising {
-            self.equalise_done(now, n, id, effects);
-        }
-    }
-
-    fn data(
-        &mut self,
-        now: Time,
-        n: usize,
-        id: RequestId,
-        result: Result<crate::message::ReadData<P>, crate::message::ReadError>,
-        effects: &mut Effects<P>,
-    ) {
-        let Some(result) = self.read_data(now, n, id, result, effects) else {
-            return;
-        };
-        let Some(result) = self.resync_data(n, id, result, effects) else {
-            return;
-        };
-        self.equalise_data(now, n, id, result, effects);
-    }
-
-    fn refused(
-        &mut self,
-        now: Time,
-        n: usize,
-        id: RequestId,
-        refusal: Refusal,
-        effects: &mut Effects<P>,
-    ) {
-        match refusal {
-            Refusal::Fenced { promised } => {
-                let member = self.peers[n].member.id;
-                self.fenced(now, member, promised, effects);
-            }
-            Refusal::Unauthenticated if id == RequestId(0) => {
-                self.peers[n].fenced = true;
-                self.peers[n].attached = false;
-                let refused = |peer: &Peer| peer.fenced;
-                if self.peers.iter().filter(|p| refused(p)).count() * 2 > self.peers.len() {
-                    self.over(OverReason::Unauthenticated, effects);
-                }
-            }
-            _ if id == RequestId(0) => {
-                // It cannot take part (replica gone, device closed): as good as down.
-                self.peers[n].attached = false;
-                self.attach_lost(n);
-            }
-            _ => {
-                self.resync_refused(now, n, id, refusal);
-                self.reads.refused(id, self.peers[n].member.id);
-                if self.phase == Phase::Equalising {
-                    self.attach_lost(n);
-                }
-            }
-        }
-    }
-
-    /// C7: a member that has promised a newer epoch counts as down.
-    fn fenced(
-        &mut self,
-        now: Time,
-        member: MemberId,
-        promised: EpochNumber,
-        effects: &mut Effects<P>,
-    ) {
-        let Some(n) = self.index(member) else { return };
-        if promised < self.epoch.number || self.phase == Phase::Over {
-            return;
-        }
-        self.highest = self.highest.max(promised);
-        match self.phase {
-            Phase::Open => {
-                self.peers[n].fenced = true;
-                self.peers[n].attached = false;
-                self.peers[n].resync = None;
-                self.reads.lost(member);
-                self.resync_source_lost(n);
-                self.condition_changed(n, effects);
-                let reachable = |id| self.peers.iter().any(|p| p.member.id == id && !p.fenced);
-                let lost = self
-                    .committed
-                    .as_ref()
-                    .is_some_and(|c| !c.is_quorum(reachable))
-                    || self
-                        .proposal
-                        .as_ref()
-                        .is_some_and(|p| !p.configuration.is_quorum(reachable));
-                if lost {
-                    self.over(OverReason::Fenced { by: self.highest }, effects);
-                }
-            }
-            // A1: start again with a higher number, after a random pause.
-            Phase::Idle | Phase::Over => {}
-            _ => {
-                let pause = ATTACH_PAUSE + Duration::from_micros(self.random() % 100_000);
-                self.restart_attach(now, pause, effects);
-            }
-        }
-    }
-
     fn over(&mut self, reason: OverReason, effects: &mut Effects<P>) {
         self.enter(Phase::Over);
         let error = match &reason {
@@ -402,7 +265,7 @@ impl<P: Clone> Initiator<P> {
         effects.push_back(Effect::Over { reason });
     }
 
-    /// The configuration that counts, or the one of the attach.
+    /// W1: writes are issued while at least so many members are in sync.
     fn min_in_sync(&self) -> usize {
         let configuration = self.committed.as_ref();
         let data = configuration.map_or(0, |c| {

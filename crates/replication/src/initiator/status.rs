@@ -1,7 +1,7 @@
 //! The attachment as others see it.
 
 use crate::configuration::Configuration;
-use crate::initiator::{Initiator, MemberCondition, MemberStatus, Phase, Status};
+use crate::initiator::{Initiator, MemberStatus, Phase, Status};
 use crate::values::{Epoch, Time};
 
 impl<P: Clone> Initiator<P> {
@@ -32,15 +32,14 @@ impl<P: Clone> Initiator<P> {
 
     /// Whether reads may be served now (L2).
     pub fn has_lease(&self, now: Time) -> bool {
-        self.lease_until().is_some_and(|until| now < until)
+        self.phase == Phase::Open && self.lease_until().is_some_and(|until| now < until)
     }
 
     /// Everything for a status page.
     pub fn status(&self) -> Status {
         let c = self.committed.as_ref();
         let in_sync = c.map_or(0, |c| {
-            let usable =
-                |p: &&super::Peer| p.attached && !p.fenced && c.in_sync.contains(&p.member.id);
+            let usable = |p: &&super::Peer| p.usable() && c.in_sync.contains(&p.member.id);
             self.peers.iter().filter(usable).count()
         });
         let enough =
@@ -53,7 +52,7 @@ impl<P: Clone> Initiator<P> {
                 id: peer.member.id,
                 role: peer.member.role,
                 condition: self.condition(n),
-                connected: peer.attached && !peer.fenced,
+                connected: peer.usable(),
                 lag_writes: if peer.in_stream { lag } else { 0 },
                 resync_done,
                 resync_total,
@@ -65,10 +64,7 @@ impl<P: Clone> Initiator<P> {
             configuration: c.cloned(),
             waiting: self.phase == Phase::Open && !enough,
             acknowledged: self.position(self.stream.acknowledged),
-            members: (0..self.peers.len())
-                .map(member)
-                .filter(|m| m.condition != MemberCondition::Down || !m.connected)
-                .collect(),
+            members: (0..self.peers.len()).map(member).collect(),
         }
     }
 }

@@ -21,6 +21,9 @@ pub struct Options {
     pub clock_drift_ppm: u32,
     /// How long an attach waits for further in-sync members once it could go on (A2).
     pub attach_wait: Duration,
+    /// How long the members that answered may take to become equal to the source; one that takes
+    /// longer leaves the in-sync set (A4).
+    pub equalise_wait: Duration,
     /// How long an in-sync member may be down before it leaves the in-sync set.
     pub down_grace: Duration,
     /// How many writes a member may lag behind before it leaves the stream.
@@ -46,6 +49,7 @@ impl Default for Options {
             lease: Duration::from_secs(3),
             clock_drift_ppm: 500,
             attach_wait: Duration::from_millis(300),
+            equalise_wait: Duration::from_secs(10),
             down_grace: Duration::from_secs(2),
             lag_writes_max: 8192,
             lag_bytes_max: 32 << 20,

@@ -1,14 +1,15 @@
 //! A5: making the members of S equal to the source, block by block where positions differ, and then
-//! `last` in one step. Torn blocks (B2) are repaired here or noted to be written again.
+//! `last` in one step.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use crate::faults::{Fault, is_broken};
 use crate::initiator::{Effects, Initiator, Phase};
 use crate::message::{BlockPosition, ReadData, ReadError, Request, RequestId, TornBlocks};
 use crate::values::{Block, BlockRange, Position, Time};
 
-/// Blocks that a member may differ in before it is left to resync. Keeps the attach short and
-/// the memory bounded: 256 MiB of data at most move before I/O opens.
+/// Blocks that a member may differ in before it is left to resync. Keeps the attach short and the
+/// memory bounded: 256 MiB of data at most move per member before I/O opens.
 const BLOCKS_MAX: usize = 1 << 16;
 /// Blocks copied by one request.
 const RUN_BLOCKS_MAX: u32 = 64;
@@ -16,19 +17,33 @@ const RUN_BLOCKS_MAX: u32 = 64;
 const COPIES_MAX: usize = 8;
 
 #[derive(Debug)]
-enum Task {
+pub(super) enum Task {
     /// ListAbove from a member.
     List(usize),
     /// Read at the source for a member.
     Read(usize, BlockRange),
-    /// Equalise at a member.
+    /// Equalise or Repair at a member.
     Write(usize),
     /// SetLast at a member.
     Last(usize),
     /// Read at another member for a torn block of the source; members still to ask.
-    TornRead(BlockPosition, Vec<usize>),
-    /// Repair at the source.
-    TornRepair,
+    TornRead {
+        n: usize,
+        torn: BlockPosition,
+        others: Vec<usize>,
+    },
+    /// Read of a torn block at the source.
+    TornContent { torn: BlockPosition },
+}
+
+impl Task {
+    /// The member that holds it up; None where that is the source.
+    fn holder(&self) -> Option<usize> {
+        match self {
+            Task::List(n) | Task::Write(n) | Task::Last(n) | Task::TornRead { n, .. } => Some(*n),
+            Task::Read(..) | Task::TornContent { .. } => None,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,41 +56,40 @@ enum Stage {
 }
 
 /// State of the equalisation.
-#[derive(Debug)]
-pub(super) struct Equalise<P> {
+#[derive(Debug, Default)]
+pub(super) struct Equalise {
     stage: Stage,
     tasks: BTreeMap<RequestId, Task>,
     lists: BTreeMap<usize, BTreeMap<Block, Position>>,
     work: VecDeque<(usize, BlockRange)>,
-    content: core::marker::PhantomData<P>,
+    /// Torn blocks that all of S have the same of already (B2).
+    made_equal: BTreeSet<Block>,
 }
 
-impl<P> Default for Equalise<P> {
-    fn default() -> Equalise<P> {
-        Equalise {
-            stage: Stage::default(),
-            tasks: BTreeMap::new(),
-            lists: BTreeMap::new(),
-            work: VecDeque::new(),
-            content: core::marker::PhantomData,
-        }
-    }
-}
-
-impl<P> Equalise<P> {
-    /// A member left S.
+impl Equalise {
+    /// A member left S. Reads of others that it was asked for are asked elsewhere by the caller.
     pub(super) fn forget(&mut self, n: usize) {
         self.lists.remove(&n);
         self.work.retain(|(member, _)| *member != n);
         self.tasks.retain(|_, task| match task {
             Task::List(m) | Task::Read(m, _) | Task::Write(m) | Task::Last(m) => *m != n,
-            Task::TornRead(..) | Task::TornRepair => true,
+            Task::TornRead { .. } | Task::TornContent { .. } => true,
         });
+    }
+
+    pub(super) fn made_equal(&mut self, block: Block) {
+        self.made_equal.insert(block);
+    }
+
+    fn take_torn_read(&mut self, gone: impl Fn(usize) -> bool) -> Option<Task> {
+        let lost = |task: &Task| matches!(task, Task::TornRead { n, .. } if gone(*n));
+        let id = *self.tasks.iter().find(|(_, task)| lost(task))?.0;
+        self.tasks.remove(&id)
     }
 }
 
 impl<P: Clone> Initiator<P> {
-    fn task(
+    pub(super) fn task(
         &mut self,
         n: usize,
         task: Task,
@@ -88,21 +102,11 @@ impl<P: Clone> Initiator<P> {
     }
 
     fn last_of(&self, n: usize) -> Position {
-        self.peers[n]
-            .answer
-            .as_ref()
-            .map(|a| a.state.last)
-            .unwrap_or_default()
+        let answer = self.peers[n].answer.as_ref();
+        answer.map(|a| a.state.last).unwrap_or_default()
     }
 
-    fn torn_of(&self, n: usize) -> &[BlockPosition] {
-        self.peers[n]
-            .answer
-            .as_ref()
-            .map(|a| a.torn.as_slice())
-            .unwrap_or_default()
-    }
-
+    /// The lowest `last` in S.
     fn floor(&self) -> Position {
         let last = self.attach.set.iter().map(|n| self.last_of(*n));
         last.min().unwrap_or_default()
@@ -111,7 +115,10 @@ impl<P: Clone> Initiator<P> {
     /// Asks every member of S for the blocks above the lowest `last`; also where all are equal, since
     /// an interrupted equalisation leaves blocks beyond `last` (holes 8).
     pub(super) fn begin_equalise(&mut self, effects: &mut Effects<P>) {
-        self.attach.equalise = Default::default();
+        self.attach.equalise = Equalise::default();
+        if self.attach.set.len() == 1 {
+            return;
+        }
         let floor = self.floor();
         for n in self.attach.set.clone() {
             self.attach.equalise.lists.insert(n, BTreeMap::new());
@@ -123,7 +130,7 @@ impl<P: Clone> Initiator<P> {
         }
     }
 
-    pub(super) fn equalise_positions(
+    pub(in crate::initiator) fn equalise_positions(
         &mut self,
         n: usize,
         id: RequestId,
@@ -137,15 +144,10 @@ impl<P: Clone> Initiator<P> {
         let Some(list) = self.attach.equalise.lists.get_mut(&n) else {
             return;
         };
-        list.extend(
-            positions
-                .into_iter()
-                .map(|entry| (entry.block, entry.position)),
-        );
+        list.extend(positions.iter().map(|entry| (entry.block, entry.position)));
         if list.len() > BLOCKS_MAX && self.attach.set.len() > 1 {
             // The one that is furthest behind makes the lists long: it is left to resync.
-            let behind = self.attach.set.len() - 1;
-            self.attach.set.truncate(behind);
+            self.attach.set.pop();
             self.begin_equalise(effects);
             return;
         }
@@ -160,7 +162,15 @@ impl<P: Clone> Initiator<P> {
     }
 
     pub(super) fn advance_equalise(&mut self, now: Time, effects: &mut Effects<P>) {
-        while self.phase == Phase::Equalising {
+        self.drop_slow(now);
+        while self.phase == Phase::Equalising && !self.attach.failed {
+            let set = self.attach.set.clone();
+            while let Some(Task::TornRead { torn, others, .. }) =
+                self.attach.equalise.take_torn_read(|n| !set.contains(&n))
+            {
+                let others = others.into_iter().filter(|n| set.contains(n)).collect();
+                self.ask_for_torn(torn, others, effects);
+            }
             if self.attach.equalise.stage == Stage::Copying {
                 self.start_copies(effects);
             }
@@ -175,6 +185,9 @@ impl<P: Clone> Initiator<P> {
                 Stage::Torn => {
                     self.attach.equalise.stage = Stage::Copying;
                     self.plan_copies();
+                    if is_broken(Fault::LastFirst) {
+                        self.set_last(effects);
+                    }
                 }
                 Stage::Copying => {
                     self.attach.equalise.stage = Stage::Last;
@@ -186,60 +199,50 @@ impl<P: Clone> Initiator<P> {
                 }
             }
         }
-    }
-
-    /// B2: a torn block of the source is taken from a member that has it whole at that position.
-    fn repair_torn(&mut self, effects: &mut Effects<P>) {
-        let source = self.attach.set[0];
-        for torn in self.torn_of(source).to_vec() {
-            let others = self.attach.set[1..].iter().copied();
-            let whole = |n: &usize| !self.torn_of(*n).iter().any(|t| t.block == torn.block);
-            let others: Vec<_> = others.filter(whole).collect();
-            self.ask_for_torn(torn, others, effects);
+        if self.attach.failed {
+            self.attach.timer = now;
         }
     }
 
-    fn ask_for_torn(
-        &mut self,
-        torn: BlockPosition,
-        mut others: Vec<usize>,
-        effects: &mut Effects<P>,
-    ) {
-        let Some(n) = others.pop() else {
-            self.attach.rewrite.push(torn.block);
+    /// A4: "as many as can be equalised in time". If it is the source that is slow, the attach begins again.
+    fn drop_slow(&mut self, now: Time) {
+        if now < self.attach.timer {
             return;
-        };
-        let range = BlockRange {
-            start: torn.block,
-            count: 1,
-        };
-        self.task(n, Task::TornRead(torn, others), effects, |id| {
-            Request::Read {
-                id,
-                range,
-                torn: TornBlocks::Refuse,
-            }
-        });
+        }
+        self.attach.timer = now + self.options.equalise_wait;
+        let source = self.attach.set[0];
+        let tasks = self.attach.equalise.tasks.values();
+        let slow: BTreeSet<usize> = tasks
+            .filter_map(Task::holder)
+            .filter(|n| *n != source)
+            .collect();
+        if slow.is_empty() {
+            self.attach.failed = true;
+        }
+        for n in slow {
+            self.leave_set(n);
+        }
     }
 
-    /// A5: every block whose position differs, in either direction.
+    /// A5: every block whose position differs, in either direction (holes 7, 8).
     fn plan_copies(&mut self) {
         let source = self.attach.set[0];
         let empty = BTreeMap::new();
         let mut work = VecDeque::new();
         for n in &self.attach.set[1..] {
+            if is_broken(Fault::EqualiseByLast) && self.last_of(*n) == self.last_of(source) {
+                continue;
+            }
             let equalise = &self.attach.equalise;
             let theirs = equalise.lists.get(n).unwrap_or(&empty);
             let ours = equalise.lists.get(&source).unwrap_or(&empty);
-            let mut blocks: BTreeSet<Block> = ours
-                .iter()
-                .filter(|(b, p)| theirs.get(b) != Some(p))
-                .map(|(b, _)| *b)
-                .collect();
-            blocks.extend(theirs.keys().filter(|b| !ours.contains_key(b)));
+            let differs = ours.iter().filter(|(b, p)| theirs.get(b) != Some(p));
+            let mut blocks: BTreeSet<Block> = differs.map(|(b, _)| *b).collect();
+            if !is_broken(Fault::KeepTail) {
+                blocks.extend(theirs.keys().filter(|b| !ours.contains_key(b)));
+            }
             blocks.extend(self.torn_of(*n).iter().map(|torn| torn.block));
-            // What no member has whole is written again in the new epoch.
-            blocks.retain(|b| !self.attach.rewrite.contains(b));
+            blocks.retain(|b| !equalise.made_equal.contains(b));
             work.extend(runs(blocks.into_iter(), RUN_BLOCKS_MAX).map(|range| (*n, range)));
         }
         self.attach.equalise.work = work;
@@ -251,10 +254,11 @@ impl<P: Clone> Initiator<P> {
             let Some((n, range)) = self.attach.equalise.work.pop_front() else {
                 return;
             };
+            let torn = TornBlocks::Refuse;
             self.task(source, Task::Read(n, range), effects, |id| Request::Read {
                 id,
                 range,
-                torn: TornBlocks::Refuse,
+                torn,
             });
         }
     }
@@ -272,56 +276,43 @@ impl<P: Clone> Initiator<P> {
         }
     }
 
-    pub(super) fn equalise_data(
+    pub(in crate::initiator) fn equalise_data(
         &mut self,
-        now: Time,
-        n: usize,
         id: RequestId,
         result: Result<ReadData<P>, ReadError>,
         effects: &mut Effects<P>,
     ) {
         match (self.attach.equalise.tasks.remove(&id), result) {
-            (Some(Task::Read(target, range)), Ok(data)) => {
+            (Some(Task::Read(n, range)), Ok(data)) => {
                 let ReadData { positions, content } = data;
-                self.task(target, Task::Write(target), effects, |id| {
-                    Request::Equalise {
-                        id,
-                        range,
-                        positions,
-                        content,
-                    }
+                self.task(n, Task::Write(n), effects, |id| Request::Equalise {
+                    id,
+                    range,
+                    positions,
+                    content,
                 });
             }
-            (Some(Task::Read(target, _)), Err(_)) => {
-                // The source cannot read what the member lacks. It comes back by resync, which has
-                // other sources then.
-                self.attach.set.retain(|m| *m != target);
-                self.attach.equalise.forget(target);
+            // The source cannot read what the member lacks. It comes back by resync, which has other
+            // sources then.
+            (Some(Task::Read(n, _)), Err(_)) => self.leave_set(n),
+            (Some(Task::TornRead { torn, others, .. }), result) => {
+                self.torn_read(torn, others, result.ok(), effects);
             }
-            (Some(Task::TornRead(torn, others)), result) => match result {
-                Ok(data) if data.positions == [torn.position] => {
-                    let source = self.attach.set[0];
-                    self.task(source, Task::TornRepair, effects, |id| Request::Repair {
-                        id,
-                        block: torn.block,
-                        position: torn.position,
-                        content: data.content,
-                    });
-                }
-                _ => self.ask_for_torn(torn, others, effects),
-            },
+            (Some(Task::TornContent { torn }), result) => {
+                self.torn_content(torn, result.ok(), effects);
+            }
             _ => {}
         }
-        let _ = (now, n);
     }
 
-    pub(super) fn equalise_done(&mut self, _: Time, _: usize, id: RequestId, _: &mut Effects<P>) {
-        self.attach.equalise.tasks.remove(&id);
+    /// Whether the request was one of the equalisation; it is done or refused.
+    pub(in crate::initiator) fn equalise_done(&mut self, id: RequestId) -> bool {
+        self.attach.equalise.tasks.remove(&id).is_some()
     }
 }
 
 /// Groups ascending blocks into runs within an extent, of at most `max` blocks.
-pub(super) fn runs(
+pub(in crate::initiator) fn runs(
     blocks: impl Iterator<Item = Block>,
     max: u32,
 ) -> impl Iterator<Item = BlockRange> {

@@ -1,0 +1,101 @@
+//! Rules that the tests break on purpose, to show that the schedules of `crate::simulation` find it.
+//!
+//! Outside tests nothing is ever broken and the questions cost nothing.
+
+/// A rule that can be broken, by its number in docs/protocol.md.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    not(test),
+    expect(dead_code, reason = "some are of the tests' members")
+)]
+pub(crate) enum Fault {
+    /// W2: one durable answer is enough.
+    AcknowledgeOnOne,
+    /// C3 is not looked at.
+    ProposeUnguarded,
+    /// C4: only the committed configuration acknowledges.
+    OldQuorumOnly,
+    /// C4: only the proposed configuration acknowledges.
+    NewQuorumOnly,
+    /// C4: reads go on at a member that is leaving.
+    ReadLeaving,
+    /// A6: no lease is waited for.
+    NoLeaseWait,
+    /// A7: members that did not answer stay in sync.
+    KeepAbsent,
+    /// A5: only members whose `last` differs are equalised.
+    EqualiseByLast,
+    /// A5: `last` moves before the blocks are equal.
+    LastFirst,
+    /// A5: what the source lacks stays where it is.
+    KeepTail,
+    /// A2, A3: configurations are ordered by generation alone.
+    GenerationOnly,
+    /// M1: another nonce of the same number is promised too.
+    EqualEpoch,
+    /// M1: the promise is forgotten in a crash.
+    ForgetPromise,
+    /// M2 is not looked at.
+    OldEpochs,
+    /// M4: a gap is jumped over.
+    AcceptGap,
+    /// M5, M6: copies of older passes are applied.
+    AnyPass,
+    /// M6: the expected position is not compared.
+    AnyExpected,
+    /// L1: the lease runs from the answer.
+    LeaseFromAnswer,
+    /// L2: no lease is needed.
+    NoLease,
+    /// L3: a member renews although it has promised another epoch.
+    RenewAnybody,
+    /// W3: a read does not wait for overlapping writes.
+    ReadUnacknowledged,
+    /// W3: a read goes to a member that lags.
+    ReadLagging,
+    /// R3: the source need not have applied s0.
+    LaggingSource,
+    /// R3: the source wins over newer writes of the epoch.
+    SourceWins,
+    /// R4 is not looked at.
+    CompleteEarly,
+    /// R5: proposed before it is complete.
+    ProposeEarly,
+    /// C5: the order of the sending is not kept.
+    AnyOrder,
+    /// B2: a torn block is taken as it is, with its position.
+    KeepTorn,
+    /// B6: the sequence of a refused write is taken back although somebody may hold it.
+    TakeBackAlways,
+    /// R6: a bad block is repaired from a copy at any position.
+    RepairAnyPosition,
+}
+
+#[cfg(test)]
+mod switch {
+    use super::Fault;
+    use core::cell::Cell;
+
+    std::thread_local! {
+        static BROKEN: Cell<Option<Fault>> = const { Cell::new(None) };
+    }
+
+    /// Breaks a rule on this thread from here on, or none.
+    pub(crate) fn break_rule(fault: Option<Fault>) {
+        BROKEN.set(fault);
+    }
+
+    pub(crate) fn is_broken(fault: Fault) -> bool {
+        BROKEN.get() == Some(fault)
+    }
+}
+
+#[cfg(test)]
+pub(crate) use switch::{break_rule, is_broken};
+
+/// Whether the rule is broken: never, outside tests.
+#[cfg(not(test))]
+#[inline(always)]
+pub(crate) const fn is_broken(_: Fault) -> bool {
+    false
+}
