@@ -202,6 +202,17 @@ impl Connections {
         }
     }
 
+    /// A member of the connection has left its volume's stream. If that is because its peer does not
+    /// read, what waits for it is of no use any more: it is dropped, with the connection.
+    pub(crate) fn member_left(&mut self, engine: &mut Engine, id: ConnectionId) {
+        let Some(Some(connection)) = self.slots.get(id.0 as usize) else {
+            return;
+        };
+        if connection.queued_bytes(engine) > LAGGING_QUEUE_BYTES_MAX {
+            self.cut_off(engine, id);
+        }
+    }
+
     /// Starts anew with one member: what was under way for it is lost. If its peer does not read, what
     /// waits there is dropped, with the connection and for all volumes on it; else the others do
     /// not notice.

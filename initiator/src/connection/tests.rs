@@ -452,8 +452,7 @@ fn a_node_that_no_longer_reads_is_cut_off_with_what_waits_for_it() {
         side.turn();
     }
     assert!(side.seen.is_empty(), "waiting alone is no reason");
-    side.connections
-        .reconnect(&mut side.engine, side.id, side.link);
+    side.connections.member_left(&mut side.engine, side.id);
     assert!(matches!(side.next_notice(), NoticeKind::Down));
     assert_eq!(side.connections.counters().cut_off, 1);
     drop(node);

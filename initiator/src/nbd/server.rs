@@ -110,7 +110,7 @@ impl NbdServer {
 
     fn accepted(&mut self, context: &mut Context<'_>, socket: SocketId) {
         if self.sessions.len() >= CONNECTIONS_MAX {
-            context.engine().close(socket);
+            context.close(socket);
             return;
         }
         context.own(socket);

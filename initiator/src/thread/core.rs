@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use ashlar_engine::{Engine, Event};
-use ashlar_replication::initiator::{self, Effect, OverReason};
+use ashlar_replication::initiator::{self, Effect, MemberCondition, OverReason};
 use ashlar_replication::values::{BLOCK_BYTES, Epoch, Time};
 use ashlar_wire::Payload;
 
@@ -132,6 +132,11 @@ impl Core {
                     Effect::MemberChanged { member, condition } => {
                         tracing::info!(volume = %volume.spec.id, name = volume.spec.name,
                             device = %member.device, ?condition, "a member changed");
+                        if let (Some(link), MemberCondition::Resyncing) =
+                            (volume.link(member), condition)
+                        {
+                            self.connections.member_left(engine, link.connection);
+                        }
                     }
                 }
             }
