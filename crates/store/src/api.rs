@@ -135,3 +135,35 @@ pub struct Counters {
     /// Times that the journal's tail moved.
     pub checkpoints: u64,
 }
+
+/// What a device looks like and how far its journal is, for inspection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Summary {
+    /// Of the superblock.
+    pub format_version: u32,
+    /// Bytes of the device that are used.
+    pub size_bytes: u64,
+    /// Replicas that the device can hold.
+    pub replicas_max: u32,
+    /// Hole pages, each for 256 extents of a replica.
+    pub hole_pages: u32,
+    /// Those that are not in use.
+    pub hole_pages_free: u32,
+    /// The journal lies on a device of its own.
+    pub journal_separate: bool,
+    /// The first record that recovery applies.
+    pub journal_tail: u64,
+    /// The newest durable record; below the tail when the journal holds none.
+    pub journal_head: u64,
+}
+
+/// An extent of a replica, for inspection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExtentSummary {
+    /// Which one.
+    pub extent: ExtentIndex,
+    /// Where it lies; None: all its blocks are zeros at one position.
+    pub slot: Option<u32>,
+    /// No block of it has a higher position.
+    pub position_max: Position,
+}

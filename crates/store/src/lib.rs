@@ -19,8 +19,8 @@ pub mod signature;
 mod store;
 
 pub use api::{
-    Blocks, Completion, Content, Counters, Outcome, PositionList, ReadOutcome, Replica,
-    ReplicaSlot, ReplicaSpec, Usage,
+    Blocks, Completion, Content, Counters, ExtentSummary, Outcome, PositionList, ReadOutcome,
+    Replica, ReplicaSlot, ReplicaSpec, Summary, Usage,
 };
 pub use device::{Device, Geometry, Part, Persist};
 pub use error::{FormatError, OpenError, StoreError};

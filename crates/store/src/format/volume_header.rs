@@ -251,7 +251,7 @@ pub(crate) fn encode_page(
 /// What a valid page says.
 pub(crate) enum Slot {
     Free,
-    Live(VolumeImage),
+    Live(Box<VolumeImage>),
     /// The CRC is right and a field is not: written by something else than this code.
     Impossible,
 }
@@ -260,7 +260,8 @@ pub(crate) enum Slot {
 pub(crate) fn decode_page(page: &[u8]) -> Slot {
     match page[PREFIX] {
         0 => Slot::Free,
-        1 => VolumeImage::decode(&page[PREFIX + 8..]).map_or(Slot::Impossible, Slot::Live),
+        1 => VolumeImage::decode(&page[PREFIX + 8..])
+            .map_or(Slot::Impossible, |image| Slot::Live(Box::new(image))),
         _ => Slot::Impossible,
     }
 }

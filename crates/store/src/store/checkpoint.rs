@@ -119,6 +119,9 @@ impl Store {
                 None => {}
             }
         }
+        if self.freeing < tail && self.pending_free.is_empty() {
+            self.freeing = 0;
+        }
         self.advance_checkpoint(dev);
     }
 

@@ -67,7 +67,7 @@ impl Store {
             || self.ring.used() > self.ring.size() / 2
             || self.is_journal_full()
             || self.extents.is_over_limit()
-            || (self.slots.free() == 0 && (self.has_dirty() || !self.pending_free.is_empty()))
+            || (self.slots.free() == 0 && self.freeing != 0)
     }
 
     /// Starts a home write of about [`Store::home_write_cost`] bytes. Does nothing while one is under way.
@@ -163,10 +163,8 @@ impl Store {
         extent.homing_lsn = self.durable;
         extent.homed = extent.newest_durable;
         extent.homing = Bits::default();
-        for i in 0..BLOCKS {
-            extent
-                .homing
-                .set(i, data[i] != pages::NONE && !undone.get(i));
+        for (i, page) in data.iter().enumerate() {
+            extent.homing.set(i, *page != pages::NONE && !undone.get(i));
         }
         self.batch().extents.push(id);
         self.write_header(dev, id, &map);

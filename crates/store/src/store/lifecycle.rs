@@ -43,7 +43,7 @@ impl Store {
         self.by_volume.insert(spec.volume, slot as u32);
         let mut volume = Volume::new(image.clone());
         (volume.side, volume.version) = self.header_sides[slot];
-        self.volumes[slot] = Some(volume);
+        self.volumes[slot] = Some(Box::new(volume));
         self.journal_image(dev, Some(token), slot as u32, image, ImageKind::Creates);
         Ok(ReplicaSlot(slot as u32))
     }

@@ -15,7 +15,7 @@ const LOAD_FAILURES_MAX: u32 = 3;
 
 /// What was found where the header of an extent should be.
 pub(crate) enum HeaderFound {
-    Good(BlockMap, Side),
+    Good(Box<BlockMap>, Side),
     /// The newest page is gone: nothing of the blocks may be served.
     Damaged(Side),
     /// Another extent's, or one newer than the index knows.
@@ -61,7 +61,7 @@ impl Store {
         if pair.lsn < entry.lsn || entry.suspect {
             return HeaderFound::Damaged(pair.side);
         }
-        HeaderFound::Good(extent_header::block_map(page), pair.side)
+        HeaderFound::Good(Box::new(extent_header::block_map(page)), pair.side)
     }
 
     pub(super) fn header_read<D: Device>(

@@ -1,7 +1,10 @@
 //! The open store: its parts, and the questions that need no I/O.
 
+mod apply;
 mod checkpoint;
 mod complete;
+mod format_device;
+mod headers;
 mod home;
 #[cfg(any(test, feature = "test-support"))]
 mod invariants;
@@ -20,9 +23,9 @@ mod write;
 use std::collections::{BTreeMap, VecDeque};
 
 use ashlar_engine::IoBuf;
-use ashlar_replication::values::{DeviceId, VolumeId};
+use ashlar_replication::values::{DeviceId, ExtentIndex, Position, VolumeId};
 
-use crate::api::{Completion, Counters, Replica, ReplicaSlot, Usage};
+use crate::api::{Completion, Counters, ExtentSummary, Replica, ReplicaSlot, Summary, Usage};
 use crate::device::Part;
 use crate::format::layout::Layout;
 use crate::index::{Index, IndexChange};
@@ -31,6 +34,7 @@ use crate::journal::ring::Ring;
 use crate::memory::extents::{BlockState, Extents};
 use crate::memory::pages::Pages;
 use crate::memory::slots::Slots;
+use crate::memory::table::NO_SLOT;
 
 use checkpoint::Checkpoint;
 use complete::Operations;
@@ -54,7 +58,7 @@ pub struct Store {
     completions: VecDeque<Completion>,
     operations: Operations,
 
-    volumes: Vec<Option<Volume>>,
+    volumes: Vec<Option<Box<Volume>>>,
     /// Of the headers that are free: the newest page and its version.
     header_sides: Vec<(crate::format::page::Side, u64)>,
     by_volume: BTreeMap<VolumeId, u32>,
@@ -64,6 +68,8 @@ pub struct Store {
     holes: Slots,
     /// Slots that become free when the tail has passed the record.
     pending_free: VecDeque<(u64, Freed)>,
+    /// The newest record that will free extents when it is at home; 0: none. A full device hurries with it.
+    freeing: u64,
 
     ring: Ring,
     /// Records that are being put together or wait for room in the ring.
@@ -189,6 +195,34 @@ impl Store {
         self.completions.pop_front()
     }
 
+    /// What the device looks like and how far the journal is.
+    pub fn summary(&self) -> Summary {
+        Summary {
+            format_version: crate::format::superblock::FORMAT_VERSION,
+            size_bytes: self.layout.size_bytes,
+            replicas_max: self.layout.replicas,
+            hole_pages: self.layout.hole_pairs,
+            hole_pages_free: self.holes.free(),
+            journal_separate: self.layout.journal_separate,
+            journal_tail: self.tail,
+            journal_head: self.durable,
+        }
+    }
+
+    /// Extents of a replica that hold a slot or a position, ascending.
+    pub fn extents(&self, slot: ReplicaSlot) -> impl Iterator<Item = ExtentSummary> {
+        self.live(slot.0).into_iter().flat_map(|volume| {
+            volume
+                .table
+                .iter_from(0)
+                .map(|(extent, entry)| ExtentSummary {
+                    extent: ExtentIndex(extent),
+                    slot: (entry.slot != NO_SLOT).then_some(entry.slot),
+                    position_max: Position::unpack(entry.position),
+                })
+        })
+    }
+
     fn journal_part(&self) -> Part {
         if self.layout.journal_separate {
             Part::Journal
@@ -200,14 +234,14 @@ impl Store {
     fn live(&self, slot: u32) -> Option<&Volume> {
         self.volumes
             .get(slot as usize)?
-            .as_ref()
+            .as_deref()
             .filter(|volume| !volume.deleting)
     }
 
     /// The volume in a slot that is known to be in use, also while it is being deleted.
     fn volume_mut(&mut self, slot: u32) -> &mut Volume {
         self.volumes[slot as usize]
-            .as_mut()
+            .as_deref_mut()
             .expect("the slot is in use")
     }
 }

@@ -218,6 +218,7 @@ impl Store {
                 }
             }
         }
+        self.freeing = lsn;
         self.forget_notes_of(replica);
         self.dirty_groups.retain(|(r, _)| *r != replica);
         self.pending_free.push_back((lsn, Freed::Volume(replica)));

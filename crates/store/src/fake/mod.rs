@@ -11,8 +11,9 @@
 //! - After [`FakeDevice::stop_after`] writes and syncs nothing completes any more: the moment of the crash.
 //! - Bits flip when a test says so ([`FakeDevice::flip`]).
 
-use std::cell::RefCell;
-use std::collections::BTreeMap;
+mod index;
+mod medium;
+
 use std::collections::VecDeque;
 use std::io;
 use std::rc::Rc;
@@ -20,7 +21,9 @@ use std::rc::Rc;
 use ashlar_engine::IoBuf;
 
 use crate::device::{Device, Geometry, Part, Persist};
-use crate::index::{Index, IndexBatch, IndexKey, IndexValue, MemoryIndex};
+pub use index::FakeIndex;
+pub use medium::Loss;
+use medium::{Medium, read_pages, write_pages};
 
 const SECTOR: usize = 512;
 const PAGE: usize = 4096;
@@ -31,7 +34,7 @@ pub struct Random(pub u64);
 
 impl Random {
     /// The next number.
-    pub fn next(&mut self) -> u64 {
+    pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -41,122 +44,7 @@ impl Random {
 
     /// A number below `bound`.
     pub fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound.max(1)
-    }
-}
-
-type Pages = BTreeMap<u64, Rc<[u8; PAGE]>>;
-
-fn read_pages(pages: &Pages, offset: u64, buf: &mut [u8]) {
-    let mut done = 0;
-    while done < buf.len() {
-        let at = offset + done as u64;
-        let within = (at % PAGE as u64) as usize;
-        let bytes = (PAGE - within).min(buf.len() - done);
-        match pages.get(&(at / PAGE as u64)) {
-            Some(page) => buf[done..done + bytes].copy_from_slice(&page[within..within + bytes]),
-            None => buf[done..done + bytes].fill(0),
-        }
-        done += bytes;
-    }
-}
-
-fn write_pages(pages: &mut Pages, offset: u64, data: &[u8]) {
-    let mut done = 0;
-    while done < data.len() {
-        let at = offset + done as u64;
-        let within = (at % PAGE as u64) as usize;
-        let bytes = (PAGE - within).min(data.len() - done);
-        let page = pages
-            .entry(at / PAGE as u64)
-            .or_insert_with(|| Rc::new([0; PAGE]));
-        Rc::make_mut(page)[within..within + bytes].copy_from_slice(&data[done..done + bytes]);
-        done += bytes;
-    }
-}
-
-/// What a crash does to volatile writes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Loss {
-    /// All are lost.
-    All,
-    /// All are kept.
-    Nothing,
-    /// Each sector is kept or lost, by a coin.
-    Sectors,
-    /// Each write is kept or lost as a whole, by a coin.
-    Writes,
-}
-
-#[derive(Clone, Default)]
-struct Medium {
-    size_bytes: u64,
-    /// What survives.
-    durable: Pages,
-    /// What reads see.
-    current: Pages,
-    /// Volatile writes in the order in which they were carried out.
-    volatile: Vec<(u64, Vec<u8>)>,
-    /// Volatile writes that were made durable so far.
-    synced: usize,
-}
-
-impl Medium {
-    fn write(&mut self, offset: u64, data: &[u8], persist: Persist) {
-        write_pages(&mut self.current, offset, data);
-        match persist {
-            Persist::Cached => self.volatile.push((offset, data.to_vec())),
-            Persist::Durable => {
-                write_pages(&mut self.durable, offset, data);
-                // Whatever an older volatile write of these bytes does, it came before.
-                for (at, bytes) in &mut self.volatile {
-                    overlay(*at, bytes, offset, data);
-                }
-            }
-        }
-    }
-
-    /// Volatile writes that were carried out so far.
-    fn carried_out(&self) -> usize {
-        self.synced + self.volatile.len()
-    }
-
-    /// Makes the first `writes` of them durable.
-    fn sync(&mut self, writes: usize) {
-        let count = writes.saturating_sub(self.synced);
-        for (offset, data) in self.volatile.drain(..count) {
-            write_pages(&mut self.durable, offset, &data);
-        }
-        self.synced += count;
-    }
-
-    fn crash(&mut self, loss: Loss, random: &mut Random) {
-        self.synced = 0;
-        for (offset, data) in std::mem::take(&mut self.volatile) {
-            let whole = random.below(2) == 0;
-            for (i, sector) in data.chunks(SECTOR).enumerate() {
-                let kept = match loss {
-                    Loss::All => false,
-                    Loss::Nothing => true,
-                    Loss::Sectors => random.below(2) == 0,
-                    Loss::Writes => whole,
-                };
-                if kept {
-                    write_pages(&mut self.durable, offset + (i * SECTOR) as u64, sector);
-                }
-            }
-        }
-        self.current = self.durable.clone();
-    }
-}
-
-/// Replaces the part of `bytes` (at `at`) that `data` (at `offset`) covers.
-fn overlay(at: u64, bytes: &mut [u8], offset: u64, data: &[u8]) {
-    let from = at.max(offset);
-    let to = (at + bytes.len() as u64).min(offset + data.len() as u64);
-    if from < to {
-        let target = &mut bytes[(from - at) as usize..(to - at) as usize];
-        target.copy_from_slice(&data[(from - offset) as usize..(to - offset) as usize]);
+        self.number() % bound.max(1)
     }
 }
 
@@ -520,103 +408,4 @@ impl Device for FakeDevice {
     }
 
     fn recycle(&mut self, _buf: IoBuf) {}
-}
-
-#[derive(Default)]
-struct FakeIndexState {
-    applied: MemoryIndex,
-    waiting: VecDeque<IndexBatch>,
-    failed: bool,
-}
-
-/// A handle to an index that survives crashes of the store. Batches become durable by
-/// [`FakeIndex::advance`].
-#[derive(Clone, Default)]
-pub struct FakeIndex(Rc<RefCell<FakeIndexState>>);
-
-impl FakeIndex {
-    /// An empty index.
-    pub fn new() -> FakeIndex {
-        FakeIndex::default()
-    }
-
-    /// Makes the oldest batch that waits durable; false when none does.
-    pub fn advance(&self) -> bool {
-        let mut state = self.0.borrow_mut();
-        match state.waiting.pop_front() {
-            Some(batch) => {
-                state.applied.apply(batch);
-                true
-            }
-            None => false,
-        }
-    }
-
-    /// The power goes: batches that wait are lost.
-    pub fn crash(&self) {
-        let mut state = self.0.borrow_mut();
-        state.waiting.clear();
-        state.failed = false;
-    }
-
-    /// As if its folder had been deleted.
-    pub fn delete(&self) {
-        *self.0.borrow_mut() = FakeIndexState::default();
-    }
-
-    /// Makes every later use fail.
-    pub fn fail(&self) {
-        self.0.borrow_mut().failed = true;
-    }
-
-    /// A copy of what is durable, as an index of its own.
-    pub fn image(&self) -> FakeIndex {
-        let applied = self.0.borrow().applied.clone();
-        FakeIndex(Rc::new(RefCell::new(FakeIndexState {
-            applied,
-            ..FakeIndexState::default()
-        })))
-    }
-
-    /// Changes every entry: what a damaged index may say.
-    pub fn corrupt(&self, change: impl Fn(IndexKey, IndexValue) -> Option<(IndexKey, IndexValue)>) {
-        let mut state = self.0.borrow_mut();
-        let mut entries = Vec::new();
-        let covers = state
-            .applied
-            .load(&mut |key, value| entries.push((key, value)));
-        let changes = entries
-            .into_iter()
-            .filter_map(|(key, value)| change(key, value))
-            .map(|(key, value)| crate::index::IndexChange::Put(key, value))
-            .collect();
-        let covers = covers.ok().flatten().unwrap_or(0);
-        state.applied.apply(IndexBatch {
-            changes,
-            covers,
-            clear: true,
-        });
-    }
-}
-
-impl Index for FakeIndex {
-    fn load(&mut self, visit: &mut dyn FnMut(IndexKey, IndexValue)) -> io::Result<Option<u64>> {
-        let mut state = self.0.borrow_mut();
-        if state.failed {
-            return Err(io::Error::other("injected failure"));
-        }
-        state.applied.load(visit)
-    }
-
-    fn apply(&mut self, batch: IndexBatch) {
-        self.0.borrow_mut().waiting.push_back(batch);
-    }
-
-    fn covered(&mut self) -> io::Result<u64> {
-        let mut state = self.0.borrow_mut();
-        if state.failed {
-            return Err(io::Error::other("injected failure"));
-        }
-        state.applied.covered()
-    }
 }
