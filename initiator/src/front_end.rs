@@ -33,6 +33,9 @@ pub enum Zero {
     Discard,
     /// The range reads as zeros afterwards, to the byte.
     WriteZeroes,
+    /// As [`Zero::WriteZeroes`], and the range has space on the devices afterwards: later writes to it
+    /// find it. As slow as a write.
+    Provision,
 }
 
 /// A request for bytes of a volume, at any alignment.
@@ -51,6 +54,14 @@ pub enum ByteRequest<'a> {
         offset: u64,
         /// 1 to [`REQUEST_BYTES_MAX`] bytes, copied before the call returns.
         data: &'a [u8],
+    },
+    /// As [`ByteRequest::Write`] without the copy: what is whole blocks of it is kept until all
+    /// replicas have it. Nobody may change it any more.
+    WriteShared {
+        /// The first byte.
+        offset: u64,
+        /// 1 to [`REQUEST_BYTES_MAX`] bytes.
+        data: &'a SharedBytes,
     },
     /// Completes with [`Completed::Done`].
     Zero {

@@ -86,6 +86,7 @@ impl Operation {
         match request {
             ByteRequest::Read { len, .. } => (Operation::Read, u64::from(*len)),
             ByteRequest::Write { data, .. } => (Operation::Write, data.len() as u64),
+            ByteRequest::WriteShared { data, .. } => (Operation::Write, data.len() as u64),
             ByteRequest::Zero { len, .. } => (Operation::Zero, *len),
             ByteRequest::Flush => (Operation::Flush, 0),
             ByteRequest::Allocation { len, .. } => (Operation::Allocation, *len),

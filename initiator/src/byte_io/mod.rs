@@ -1,11 +1,29 @@
 //! Byte requests as block requests: split at the borders of extents, partial blocks by
 //! read-modify-write that is atomic against other writes. A pure state machine.
 //!
-//! A partial block is read, merged and written while its block is *busy*. A write that overlaps a busy
-//! block, or a write that waits, waits behind it, in the order of arrival; all others go straight
-//! through. Reads never wait here: the replication orders them against writes in flight, so a
-//! read-modify-write that begins after a write was issued sees it.
+//! ```text
+//!                 nothing in the way                       written
+//! whole blocks ──────────────────────▶ issued ─────────────────────────────▶ done
+//!      │                                 ▲
+//!      └─▶ waiting ──────────────────────┘ what is in the way has ended
+//!             ▲            │
+//! part of  ───┤            ▼           read          written
+//! a block     └──▶ busy: reading ──▶ writing ──────────────────▶ done
+//!                                        ▲ more parts waited │
+//!                                        └───────────────────┘ (no second read)
+//! ```
+//! A block is *busy* while it is read, merged and written. A write that overlaps a busy block, or a
+//! write that waits, waits behind it, in the order of arrival; all others go straight through. Reads
+//! never wait here: the replication orders them against writes in flight, so a read-modify-write that
+//! begins after a write was issued sees it.
+//!
+//! Allocation is answered conservatively: everything counts as data. A hole may only be reported
+//! where zeros are sure to be read, and positions of blocks do not tell a written block from a
+//! discarded one. Reads find the holes: they come back as [`Content::Zeros`] without a buffer.
 
+mod locks;
+mod modify;
+mod slab;
 mod split;
 
 use std::collections::VecDeque;
@@ -13,13 +31,20 @@ use std::collections::VecDeque;
 use ashlar_engine::{Engine, IoBuf, SharedBytes};
 use ashlar_replication::initiator::Ticket as BlockTicket;
 use ashlar_replication::message::{Content, ReadData};
-use ashlar_replication::values::{BLOCK_BYTES, Block, BlockRange};
+use ashlar_replication::values::{BLOCK_BYTES, Block, BlockRange, EXTENT_BYTES};
 use ashlar_wire::Payload;
 
 use crate::front_end::{
-    Allocation, AllocationPiece, ByteRequest, IoError, REQUEST_BYTES_MAX, ReadPiece, Ticket,
+    Allocation, AllocationPiece, ByteRequest, IoError, REQUEST_BYTES_MAX, ReadPiece, Ticket, Zero,
 };
+use locks::{Locks, Patch, Waiting};
+pub(crate) use slab::Slab;
 use split::{Part, split};
+
+const BYTES: u64 = BLOCK_BYTES as u64;
+/// Parts of a zero request that are under way at a time: it may cover the whole volume, and its
+/// memory must not grow with that.
+const ZERO_PARTS_MAX: usize = 64;
 
 /// What the replication is to do.
 #[derive(Debug)]
@@ -73,9 +98,20 @@ struct Request {
     ticket: Ticket,
     /// Parts that are not done.
     left: u32,
-    pieces: Vec<ReadPiece>,
-    is_read: bool,
+    kind: Kind,
     error: Option<IoError>,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Read(Vec<ReadPiece>),
+    Write,
+    /// Bytes `at..end` are not begun.
+    Zero {
+        at: u64,
+        end: u64,
+        zero: Zero,
+    },
 }
 
 /// A block request under way.
@@ -84,93 +120,20 @@ enum InFlight {
     Write {
         request: u32,
     },
+    /// `len` bytes after `head` are wanted of `count` blocks.
     Read {
         request: u32,
         piece: u32,
+        count: u32,
         head: u32,
         len: u32,
     },
     ModifyRead {
-        request: u32,
-        patch: Patch,
-    },
-    ModifyWrite {
-        request: u32,
         block: Block,
     },
-}
-
-/// New bytes of a part of a block.
-#[derive(Debug)]
-struct Patch {
-    block: Block,
-    from: u32,
-    to: u32,
-    /// None: zeros.
-    bytes: Option<IoBuf>,
-}
-
-/// A write that waits for a busy block.
-#[derive(Debug)]
-enum Waiting {
-    Whole {
-        request: u32,
-        range: BlockRange,
-        content: Content<Payload>,
+    ModifyWrite {
+        block: Block,
     },
-    Partial {
-        request: u32,
-        patch: Patch,
-    },
-}
-
-impl Waiting {
-    fn range(&self) -> BlockRange {
-        match self {
-            Waiting::Whole { range, .. } => *range,
-            Waiting::Partial { patch, .. } => BlockRange {
-                start: patch.block,
-                count: 1,
-            },
-        }
-    }
-}
-
-/// A table of reused places.
-#[derive(Debug)]
-struct Slab<T> {
-    entries: Vec<Option<T>>,
-    free: Vec<u32>,
-}
-
-impl<T> Default for Slab<T> {
-    fn default() -> Slab<T> {
-        Slab {
-            entries: Vec::new(),
-            free: Vec::new(),
-        }
-    }
-}
-
-impl<T> Slab<T> {
-    fn insert(&mut self, entry: T) -> u32 {
-        let index = self.free.pop().unwrap_or_else(|| {
-            self.entries.push(None);
-            self.entries.len() as u32 - 1
-        });
-        self.entries[index as usize] = Some(entry);
-        index
-    }
-
-    fn get_mut(&mut self, index: u32) -> Option<&mut T> {
-        self.entries.get_mut(index as usize)?.as_mut()
-    }
-
-    fn remove(&mut self, index: u32) -> Option<T> {
-        let entry = self.entries.get_mut(index as usize)?.take()?;
-        self.free.push(index);
-        Some(entry)
-    }
 }
 
 /// The byte requests of a volume.
@@ -179,25 +142,28 @@ pub(crate) struct ByteIo {
     size_bytes: u64,
     requests: Slab<Request>,
     in_flight: Slab<InFlight>,
-    busy: Vec<Block>,
-    waiting: VecDeque<Waiting>,
+    locks: Locks,
+    /// An extent of zeros, while requests that need one are under way.
+    zeros: Option<Payload>,
+    zeros_users: u32,
     out: VecDeque<BlockRequest>,
     done: VecDeque<(Ticket, Result<Outcome, IoError>)>,
     spare_pieces: Vec<Vec<ReadPiece>>,
 }
 
 impl ByteIo {
-    /// A volume of so many bytes, a multiple of the block size.
+    /// A volume of so many bytes. Volumes are whole blocks, which attach checks; bytes after the
+    /// last whole block do not exist.
     pub(crate) fn new(size_bytes: u64) -> ByteIo {
         ByteIo {
-            size_bytes,
+            size_bytes: size_bytes / BYTES * BYTES,
             ..ByteIo::default()
         }
     }
 
     /// The volume has grown.
     pub(crate) fn grow(&mut self, size_bytes: u64) {
-        self.size_bytes = size_bytes;
+        self.size_bytes = size_bytes / BYTES * BYTES;
     }
 
     /// Takes a request.
@@ -210,61 +176,190 @@ impl ByteIo {
         request: ByteRequest<'_>,
         buffers: &mut impl Buffers,
     ) -> Result<(), IoError> {
-        let (offset, len) = match request {
-            ByteRequest::Read { offset, len } => (offset, u64::from(len)),
-            ByteRequest::Write { offset, data } => (offset, data.len() as u64),
-            ByteRequest::Zero { offset, len, .. } => (offset, len),
-            ByteRequest::Allocation { offset, len } => (offset, len),
-            ByteRequest::Flush => {
-                // Every acknowledged write is durable on its quorum already.
-                self.done.push_back((ticket, Ok(Outcome::Done)));
-                return Ok(());
-            }
+        let Some((offset, len, limit)) = extent_of(&request) else {
+            // Every acknowledged write is durable on its quorum already.
+            self.done.push_back((ticket, Ok(Outcome::Done)));
+            return Ok(());
         };
         let end = offset
             .checked_add(len)
-            .filter(|end| len > 0 && *end <= self.size_bytes);
-        let end = end.ok_or(IoError::OutOfRange)?;
-        let moves_data = matches!(
-            request,
-            ByteRequest::Read { .. } | ByteRequest::Write { .. }
-        );
-        if moves_data && len > u64::from(REQUEST_BYTES_MAX) {
+            .filter(|end| len > 0 && *end <= self.size_bytes)
+            .ok_or(IoError::OutOfRange)?;
+        if len > limit {
             return Err(IoError::TooLong);
         }
-        if let ByteRequest::Allocation { .. } = request {
-            // A hole may only be reported where zeros are sure to be read. The members' positions do not
-            // tell holes from data, so everything counts as data.
-            let piece = AllocationPiece {
-                len,
-                allocation: Allocation::Data,
-            };
-            self.done
-                .push_back((ticket, Ok(Outcome::Allocation(vec![piece]))));
-            return Ok(());
+        match request {
+            ByteRequest::Read { .. } => self.read(ticket, offset, end),
+            ByteRequest::Write { data, .. } => {
+                self.write(ticket, offset, end, &Source::Bytes(data), buffers);
+            }
+            ByteRequest::WriteShared { data, .. } => {
+                self.write(ticket, offset, end, &Source::Shared(data), buffers);
+            }
+            ByteRequest::Zero { kind, .. } => self.zero(ticket, offset, end, kind, buffers),
+            ByteRequest::Allocation { .. } | ByteRequest::Flush => {
+                let allocation = Allocation::Data;
+                let pieces = vec![AllocationPiece { len, allocation }];
+                self.done
+                    .push_back((ticket, Ok(Outcome::Allocation(pieces))));
+            }
         }
-        let is_read = matches!(request, ByteRequest::Read { .. });
-        let pieces = if is_read {
-            self.spare_pieces.pop().unwrap_or_default()
-        } else {
-            Vec::new()
-        };
-        let entry = Request {
+        Ok(())
+    }
+
+    /// Keeps a request, with one part more than it has until [`ByteIo::begun`].
+    fn begin(&mut self, ticket: Ticket, kind: Kind) -> u32 {
+        self.requests.insert(Request {
             ticket,
             left: 1,
-            pieces,
-            is_read,
+            kind,
             error: None,
-        };
-        let index = self.requests.insert(entry);
-        match request {
-            ByteRequest::Read { .. } => self.read(index, offset, end),
-            ByteRequest::Write { data, .. } => self.write(index, offset, end, Some(data), buffers),
-            _ => self.write(index, offset, end, None, buffers),
+        })
+    }
+
+    fn begun(&mut self, request: u32) {
+        self.part_done(request, Ok(()));
+    }
+
+    fn read(&mut self, ticket: Ticket, offset: u64, end: u64) {
+        let mut pieces = self.spare_pieces.pop().unwrap_or_default();
+        pieces.extend(split::reads(offset, end).map(|(_, _, len)| ReadPiece {
+            len,
+            content: Content::Zeros,
+        }));
+        let request = self.begin(ticket, Kind::Read(pieces));
+        for (piece, (range, head, len)) in split::reads(offset, end).enumerate() {
+            self.add_part(request);
+            let ticket = self.issue(InFlight::Read {
+                request,
+                piece: piece as u32,
+                count: range.count,
+                head,
+                len,
+            });
+            self.out.push_back(BlockRequest::Read { ticket, range });
         }
-        // The one that keeps the request from being finished while its parts are made.
-        self.part_done(index, Ok(()));
-        Ok(())
+        self.begun(request);
+    }
+
+    fn write(
+        &mut self,
+        ticket: Ticket,
+        offset: u64,
+        end: u64,
+        source: &Source<'_>,
+        buffers: &mut impl Buffers,
+    ) {
+        let request = self.begin(ticket, Kind::Write);
+        for part in split(offset, end) {
+            self.add_part(request);
+            let write = match part {
+                Part::Whole(range) => {
+                    let from = (range.start.0 * BYTES - offset) as usize;
+                    let data = source.blocks(from, range, buffers);
+                    Waiting::Whole {
+                        request,
+                        range,
+                        content: Content::Data(Payload::new(data)),
+                    }
+                }
+                Part::Partial { block, from, to } => {
+                    let start = (block.0 * BYTES + u64::from(from) - offset) as usize;
+                    let bytes = &source.bytes()[start..start + (to - from) as usize];
+                    let mut buf = buffers.buffer(BLOCK_BYTES);
+                    buf[from as usize..to as usize].copy_from_slice(bytes);
+                    let bytes = Some(buf);
+                    Waiting::Partial {
+                        block,
+                        patch: Patch {
+                            request,
+                            from,
+                            to,
+                            bytes,
+                        },
+                    }
+                }
+            };
+            self.order(write);
+        }
+        self.begun(request);
+    }
+
+    fn zero(
+        &mut self,
+        ticket: Ticket,
+        offset: u64,
+        end: u64,
+        zero: Zero,
+        buffers: &mut impl Buffers,
+    ) {
+        let (mut at, mut end) = (offset, end);
+        if zero == Zero::Discard {
+            // Edges may keep their content: not worth a read-modify-write.
+            (at, end) = (at.next_multiple_of(BYTES), end / BYTES * BYTES);
+        }
+        if zero == Zero::Provision {
+            self.zeros_users += 1;
+            self.zeros.get_or_insert_with(|| {
+                let mut buf = buffers.buffer(EXTENT_BYTES as usize);
+                buf.fill(0);
+                Payload::new(buffers.share(buf))
+            });
+        }
+        let request = self.begin(ticket, Kind::Zero { at, end, zero });
+        self.zero_more(request);
+        self.begun(request);
+    }
+
+    /// Issues the next parts of a zero request. False: there are none.
+    fn zero_more(&mut self, request: u32) -> bool {
+        let Some(Request {
+            left,
+            kind: Kind::Zero { at, end, zero },
+            error: None,
+            ..
+        }) = self.requests.get_mut(request)
+        else {
+            return false;
+        };
+        let (from, until, zero) = (*at, *end, *zero);
+        let mut parts = 0;
+        for part in split(from, until).take(ZERO_PARTS_MAX) {
+            parts += 1;
+            *at = part.end_bytes();
+        }
+        *left += parts;
+        for part in split(from, until).take(ZERO_PARTS_MAX) {
+            let write = match part {
+                Part::Whole(range) => {
+                    let content = match &self.zeros {
+                        Some(zeros) if zero == Zero::Provision => {
+                            Content::Data(zeros.slice(0, range.count as usize))
+                        }
+                        _ => Content::Zeros,
+                    };
+                    Waiting::Whole {
+                        request,
+                        range,
+                        content,
+                    }
+                }
+                Part::Partial { block, from, to } => {
+                    let bytes = None;
+                    Waiting::Partial {
+                        block,
+                        patch: Patch {
+                            request,
+                            from,
+                            to,
+                            bytes,
+                        },
+                    }
+                }
+            };
+            self.order(write);
+        }
+        parts > 0
     }
 
     fn add_part(&mut self, request: u32) {
@@ -273,94 +368,15 @@ impl ByteIo {
         }
     }
 
-    fn read(&mut self, request: u32, offset: u64, end: u64) {
-        for (piece, (range, head, len)) in split::reads(offset, end).enumerate() {
-            self.add_part(request);
-            if let Some(entry) = self.requests.get_mut(request) {
-                entry.pieces.push(ReadPiece {
-                    len,
-                    content: Content::Zeros,
-                });
-            }
-            let read = InFlight::Read {
-                request,
-                piece: piece as u32,
-                head,
-                len,
-            };
-            let ticket = BlockTicket(self.in_flight.insert(read).into());
-            self.out.push_back(BlockRequest::Read { ticket, range });
-        }
-    }
-
-    /// `data` of None writes zeros.
-    fn write(
-        &mut self,
-        request: u32,
-        offset: u64,
-        end: u64,
-        data: Option<&[u8]>,
-        buffers: &mut impl Buffers,
-    ) {
-        for part in split(offset, end) {
-            self.add_part(request);
-            match part {
-                Part::Whole(range) => {
-                    let content = match data {
-                        None => Content::Zeros,
-                        Some(data) => {
-                            let from = (range.start.0 * BLOCK_BYTES as u64 - offset) as usize;
-                            let len = range.count as usize * BLOCK_BYTES;
-                            let mut buf = buffers.buffer(len);
-                            buf.copy_from_slice(&data[from..from + len]);
-                            Content::Data(Payload::new(buffers.share(buf)))
-                        }
-                    };
-                    self.order(Waiting::Whole {
-                        request,
-                        range,
-                        content,
-                    });
-                }
-                Part::Partial { block, from, to } => {
-                    let bytes = data.map(|data| {
-                        let start = block.0 * BLOCK_BYTES as u64 + u64::from(from) - offset;
-                        let mut buf = buffers.buffer(BLOCK_BYTES);
-                        let len = (to - from) as usize;
-                        buf[from as usize..to as usize]
-                            .copy_from_slice(&data[start as usize..start as usize + len]);
-                        buf
-                    });
-                    let patch = Patch {
-                        block,
-                        from,
-                        to,
-                        bytes,
-                    };
-                    self.order(Waiting::Partial { request, patch });
-                }
-            }
-        }
+    fn issue(&mut self, entry: InFlight) -> BlockTicket {
+        BlockTicket(self.in_flight.insert(entry).into())
     }
 
     /// Starts a write, or lets it wait behind what it overlaps.
     fn order(&mut self, write: Waiting) {
-        let range = write.range();
-        let blocked = self.is_busy(range) || self.waiting.iter().any(|w| w.range().overlaps(range));
-        if blocked {
-            self.waiting.push_back(write);
-        } else {
+        if let Some(write) = self.locks.admit(write) {
             self.start(write);
         }
-    }
-
-    fn is_busy(&self, range: BlockRange) -> bool {
-        self.busy.iter().any(|block| {
-            range.overlaps(BlockRange {
-                start: *block,
-                count: 1,
-            })
-        })
     }
 
     fn start(&mut self, write: Waiting) {
@@ -370,48 +386,14 @@ impl ByteIo {
                 range,
                 content,
             } => {
-                let ticket = self.in_flight.insert(InFlight::Write { request });
-                let ticket = BlockTicket(ticket.into());
+                let ticket = self.issue(InFlight::Write { request });
                 self.out.push_back(BlockRequest::Write {
                     ticket,
                     range,
                     content,
                 });
             }
-            Waiting::Partial { request, patch } => {
-                let block = patch.block;
-                self.busy.push(block);
-                let ticket = self
-                    .in_flight
-                    .insert(InFlight::ModifyRead { request, patch });
-                let range = BlockRange {
-                    start: block,
-                    count: 1,
-                };
-                let ticket = BlockTicket(ticket.into());
-                self.out.push_back(BlockRequest::Read { ticket, range });
-            }
-        }
-    }
-
-    /// A block is no longer busy: what waited for it goes on, in order.
-    fn release(&mut self, block: Block) {
-        if let Some(at) = self.busy.iter().position(|b| *b == block) {
-            self.busy.swap_remove(at);
-        }
-        let mut index = 0;
-        while index < self.waiting.len() {
-            let range = self.waiting[index].range();
-            let earlier = self
-                .waiting
-                .iter()
-                .take(index)
-                .any(|w| w.range().overlaps(range));
-            if earlier || self.is_busy(range) {
-                index += 1;
-            } else if let Some(write) = self.waiting.remove(index) {
-                self.start(write);
-            }
+            Waiting::Partial { block, patch } => self.start_modify(block, patch),
         }
     }
 
@@ -420,17 +402,11 @@ impl ByteIo {
         &mut self,
         ticket: BlockTicket,
         result: Result<(), IoError>,
-        _: &mut impl Buffers,
+        buffers: &mut impl Buffers,
     ) {
-        let Some(index) = index_of(ticket) else {
-            return;
-        };
-        match self.in_flight.remove(index) {
+        match self.take_in_flight(ticket) {
             Some(InFlight::Write { request }) => self.part_done(request, result),
-            Some(InFlight::ModifyWrite { request, block }) => {
-                self.release(block);
-                self.part_done(request, result);
-            }
+            Some(InFlight::ModifyWrite { block }) => self.modify_written(block, &result, buffers),
             Some(_) | None => debug_assert!(false, "a write that was not asked for"),
         }
     }
@@ -442,86 +418,38 @@ impl ByteIo {
         result: Result<ReadData<Payload>, IoError>,
         buffers: &mut impl Buffers,
     ) {
-        let Some(index) = index_of(ticket) else {
-            return;
-        };
-        match self.in_flight.remove(index) {
+        match self.take_in_flight(ticket) {
             Some(InFlight::Read {
                 request,
                 piece,
+                count,
                 head,
                 len,
             }) => {
-                let result = result.map(|data| {
-                    let Some(entry) = self.requests.get_mut(request) else {
-                        return;
-                    };
-                    if let Content::Data(payload) = data.content {
+                let result = result.and_then(|data| checked(data.content, count));
+                let result = result.map(|content| {
+                    if let Content::Data(payload) = content
+                        && let Some(Request {
+                            kind: Kind::Read(pieces),
+                            ..
+                        }) = self.requests.get_mut(request)
+                    {
                         let range = head as usize..(head + len) as usize;
-                        let content = Content::Data(payload.data().slice(range));
-                        entry.pieces[piece as usize] = ReadPiece { len, content };
+                        pieces[piece as usize].content = Content::Data(payload.data().slice(range));
                     }
                 });
                 self.part_done(request, result);
             }
-            Some(InFlight::ModifyRead { request, patch }) => match result {
-                Ok(data) => self.modify(request, patch, data.content, buffers),
-                Err(error) => {
-                    self.release(patch.block);
-                    if let Some(bytes) = patch.bytes {
-                        buffers.recycle(bytes);
-                    }
-                    self.part_done(request, Err(error));
-                }
-            },
+            Some(InFlight::ModifyRead { block }) => {
+                let result = result.and_then(|data| checked(data.content, 1));
+                self.modify_read(block, result, buffers);
+            }
             Some(_) | None => debug_assert!(false, "a read that was not asked for"),
         }
     }
 
-    /// Merges the new bytes into what the block held, and writes it.
-    fn modify(
-        &mut self,
-        request: u32,
-        patch: Patch,
-        content: Content<Payload>,
-        buffers: &mut impl Buffers,
-    ) {
-        let Patch {
-            block,
-            from,
-            to,
-            bytes,
-        } = patch;
-        let (from, to) = (from as usize, to as usize);
-        let mut merged = bytes.unwrap_or_else(|| {
-            let mut buf = buffers.buffer(BLOCK_BYTES);
-            buf[from..to].fill(0);
-            buf
-        });
-        match &content {
-            Content::Data(payload) => {
-                merged[..from].copy_from_slice(&payload.data()[..from]);
-                merged[to..].copy_from_slice(&payload.data()[to..BLOCK_BYTES]);
-            }
-            Content::Zeros => {
-                merged[..from].fill(0);
-                merged[to..].fill(0);
-            }
-        }
-        let ticket = self
-            .in_flight
-            .insert(InFlight::ModifyWrite { request, block });
-        let content = Content::Data(Payload::new(buffers.share(merged)));
-        let range = BlockRange {
-            start: block,
-            count: 1,
-        };
-        let ticket = BlockTicket(ticket.into());
-        self.out.push_back(BlockRequest::Write {
-            ticket,
-            range,
-            content,
-        });
+    fn take_in_flight(&mut self, ticket: BlockTicket) -> Option<InFlight> {
+        self.in_flight.remove(u32::try_from(ticket.0).ok()?)
     }
 
     fn part_done(&mut self, request: u32, result: Result<(), IoError>) {
@@ -532,19 +460,31 @@ impl ByteIo {
             entry.error.get_or_insert(error);
         }
         entry.left -= 1;
-        if entry.left > 0 {
+        if entry.left > 0 || self.zero_more(request) {
             return;
         }
         let Some(entry) = self.requests.remove(request) else {
             return;
         };
-        let outcome = match entry.error {
-            Some(error) => {
-                self.recycle(Outcome::Read(entry.pieces));
+        let outcome = match (entry.kind, entry.error) {
+            (Kind::Read(pieces), None) => Ok(Outcome::Read(pieces)),
+            (Kind::Read(pieces), Some(error)) => {
+                self.recycle(Outcome::Read(pieces));
                 Err(error)
             }
-            None if entry.is_read => Ok(Outcome::Read(entry.pieces)),
-            None => Ok(Outcome::Done),
+            (kind, error) => {
+                if let Kind::Zero {
+                    zero: Zero::Provision,
+                    ..
+                } = kind
+                {
+                    self.zeros_users -= 1;
+                    if self.zeros_users == 0 {
+                        self.zeros = None;
+                    }
+                }
+                error.map_or(Ok(Outcome::Done), Err)
+            }
         };
         self.done.push_back((entry.ticket, outcome));
     }
@@ -573,8 +513,54 @@ impl ByteIo {
     }
 }
 
-fn index_of(ticket: BlockTicket) -> Option<u32> {
-    u32::try_from(ticket.0).ok()
+/// Offset, length and the largest length; None for a flush, which has none.
+fn extent_of(request: &ByteRequest<'_>) -> Option<(u64, u64, u64)> {
+    let limit = u64::from(REQUEST_BYTES_MAX);
+    match request {
+        ByteRequest::Read { offset, len } => Some((*offset, u64::from(*len), limit)),
+        ByteRequest::Write { offset, data } => Some((*offset, data.len() as u64, limit)),
+        ByteRequest::WriteShared { offset, data } => Some((*offset, data.len() as u64, limit)),
+        ByteRequest::Zero { offset, len, .. } | ByteRequest::Allocation { offset, len } => {
+            Some((*offset, *len, u64::MAX))
+        }
+        ByteRequest::Flush => None,
+    }
+}
+
+/// An answer with another number of blocks than asked for is one of a device that failed.
+fn checked(content: Content<Payload>, count: u32) -> Result<Content<Payload>, IoError> {
+    match &content {
+        Content::Data(payload) if payload.blocks() != count as usize => Err(IoError::Device),
+        _ => Ok(content),
+    }
+}
+
+/// Where the bytes of a write are.
+enum Source<'a> {
+    Bytes(&'a [u8]),
+    Shared(&'a SharedBytes),
+}
+
+impl Source<'_> {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Source::Bytes(bytes) => bytes,
+            Source::Shared(bytes) => bytes,
+        }
+    }
+
+    /// The blocks of `range`, which begin `from` bytes behind the start.
+    fn blocks(&self, from: usize, range: BlockRange, buffers: &mut impl Buffers) -> SharedBytes {
+        let bytes = from..from + range.count as usize * BLOCK_BYTES;
+        match self {
+            Source::Shared(shared) => shared.slice(bytes),
+            Source::Bytes(data) => {
+                let mut buf = buffers.buffer(bytes.len());
+                buf.copy_from_slice(&data[bytes]);
+                buffers.share(buf)
+            }
+        }
+    }
 }
 
 #[cfg(test)]

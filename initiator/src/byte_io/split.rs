@@ -13,6 +13,16 @@ pub(super) enum Part {
     Partial { block: Block, from: u32, to: u32 },
 }
 
+impl Part {
+    /// The byte of the volume after it.
+    pub(super) fn end_bytes(&self) -> u64 {
+        match self {
+            Part::Whole(range) => range.end().0 * BYTES,
+            Part::Partial { block, to, .. } => block.0 * BYTES + u64::from(*to),
+        }
+    }
+}
+
 /// The longest range of blocks from `start` that ends at or before `end` and within one extent.
 fn range(start: u64, end: u64) -> BlockRange {
     let left = u64::from(EXTENT_BLOCKS - Block(start).within_extent());
