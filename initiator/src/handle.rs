@@ -59,6 +59,13 @@ pub enum AttachError {
     Stopped,
 }
 
+impl AttachError {
+    /// Whether the attachment exists and is of no use.
+    fn ends_attachment(&self) -> bool {
+        matches!(self, AttachError::Fenced { .. } | AttachError::Over(_))
+    }
+}
+
 /// What a thread is asked to do.
 pub(crate) enum Command {
     /// Begins; the answer comes at once.
@@ -155,7 +162,7 @@ impl InitiatorThreadHandle {
     /// attached anew.
     ///
     /// # Errors
-    /// Those of [`AttachError`]. After [`AttachError::TimedOut`] the volume is not attached.
+    /// Those of [`AttachError`]. A volume that never opened is not attached afterwards.
     pub fn attach(
         &self,
         spec: VolumeSpec,
@@ -169,7 +176,13 @@ impl InitiatorThreadHandle {
             .unwrap_or(Err(AttachError::Stopped))?;
         match self.ask(timeout, |reply| Command::WaitOpen(id, reply)) {
             Err(Stopped) => Err(AttachError::Stopped),
-            Ok(Some(outcome)) => outcome.unwrap_or(Err(AttachError::Detaching)),
+            Ok(Some(outcome)) => {
+                let outcome = outcome.unwrap_or(Err(AttachError::Detaching));
+                if outcome.as_ref().is_err_and(AttachError::ends_attachment) {
+                    let _ = self.detach(id, Duration::ZERO);
+                }
+                outcome
+            }
             Ok(None) => {
                 let list = self.list().unwrap_or_default();
                 let _ = self.detach(id, Duration::ZERO);
@@ -195,9 +208,14 @@ impl InitiatorThreadHandle {
         begun.map_err(|Stopped| AttachError::Stopped)??;
         let opened = self.ask_async(|reply| Command::WaitOpen(id, reply));
         match tokio::time::timeout(timeout, opened).await {
-            Ok(outcome) => outcome
-                .map_err(|Stopped| AttachError::Stopped)?
-                .unwrap_or(Err(AttachError::Detaching)),
+            Ok(outcome) => {
+                let outcome = outcome.map_err(|Stopped| AttachError::Stopped)?;
+                let outcome = outcome.unwrap_or(Err(AttachError::Detaching));
+                if outcome.as_ref().is_err_and(AttachError::ends_attachment) {
+                    let _ = self.detach_async(id, Duration::ZERO).await;
+                }
+                outcome
+            }
             Err(_) => {
                 let list = self.list_async().await.unwrap_or_default();
                 let _ = self.detach_async(id, Duration::ZERO).await;

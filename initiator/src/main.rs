@@ -1,5 +1,7 @@
 //! `ashlar-initiator`: attaches volumes and serves them as block devices.
 
+use std::io::IsTerminal as _;
+
 use clap::Parser;
 
 /// Attaches replicated volumes and serves them to NBD clients on this machine
@@ -15,6 +17,7 @@ fn main() -> anyhow::Result<()> {
     let filter = filter.unwrap_or_else(|_| "info".into());
     tracing_subscriber::fmt()
         .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr)
         .init();
     ashlar_initiator::daemon::run(Command::parse().args)

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use ashlar_replication::configuration::Role;
-use ashlar_replication::initiator::{self, Initiator, IoError as BlockError, OverReason, Phase};
+use ashlar_replication::initiator::{
+    self, Initiator, IoError as BlockError, MemberCondition, OverReason, Phase,
+};
 use ashlar_replication::values::{BLOCK_BYTES, Block, EXTENT_BLOCKS, MemberId, Time};
 use ashlar_wire::Payload;
 
@@ -26,6 +28,8 @@ pub(crate) struct MemberLink {
     pub(crate) member: MemberId,
     pub(crate) connection: ConnectionId,
     pub(crate) link: LinkId,
+    /// As it was last reported.
+    pub(crate) condition: Option<MemberCondition>,
 }
 
 /// A byte request under way.
@@ -177,6 +181,14 @@ impl Volume {
             .iter()
             .find(|link| link.member == member)
             .copied()
+    }
+
+    /// Notes how a member stands; true when that is news.
+    pub(crate) fn note_condition(&mut self, member: MemberId, condition: MemberCondition) -> bool {
+        let link = self.links.iter_mut().find(|link| link.member == member);
+        let before = link.and_then(|link| link.condition.replace(condition));
+        // All are in sync at first, as it should be.
+        before != Some(condition) && (before.is_some() || condition != MemberCondition::InSync)
     }
 
     /// When the volume wants to be called.

@@ -130,8 +130,10 @@ impl Core {
                         }
                     }
                     Effect::MemberChanged { member, condition } => {
-                        tracing::info!(volume = %volume.spec.id, name = volume.spec.name,
-                            device = %member.device, ?condition, "a member changed");
+                        if volume.note_condition(member, condition) {
+                            tracing::info!(volume = %volume.spec.id, name = volume.spec.name,
+                                device = %member.device, ?condition, "a member changed");
+                        }
                         if let (Some(link), MemberCondition::Resyncing) =
                             (volume.link(member), condition)
                         {
@@ -213,10 +215,12 @@ impl Core {
                 }
                 return false;
             };
+            let condition = None;
             volume.links.push(MemberLink {
                 member: id,
                 connection,
                 link,
+                condition,
             });
             up.extend(is_up.then_some(id));
         }

@@ -142,7 +142,7 @@ pub struct Cluster {
     _folder: tempfile::TempDir,
 }
 
-fn block_on<T>(future: impl Future<Output = T>) -> T {
+pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
