@@ -31,6 +31,16 @@ pub(crate) struct BlockState {
 }
 
 impl BlockState {
+    /// What a header says of a block.
+    pub(crate) fn at_home(map: &BlockMap, i: usize) -> BlockState {
+        BlockState {
+            position: map.positions[i],
+            crc: map.crcs[i],
+            present: map.present.get(i),
+            torn: map.torn.get(i),
+            page: pages::NONE,
+        }
+    }
     pub(crate) fn zeros(position: u64) -> BlockState {
         BlockState {
             position,
@@ -110,11 +120,8 @@ impl Extent {
 
     pub(crate) fn block(&self, i: usize) -> BlockState {
         BlockState {
-            position: self.map.positions[i],
-            crc: self.map.crcs[i],
-            present: self.map.present.get(i),
-            torn: self.map.torn.get(i),
             page: self.pages[i],
+            ..BlockState::at_home(&self.map, i)
         }
     }
 

@@ -8,7 +8,7 @@ use crate::device::{Device, Part};
 use crate::format::extent_header::{self, BlockMap};
 use crate::format::page::{PAIR, Pair, Side};
 use crate::index::IndexBatch;
-use crate::memory::extents::Load;
+use crate::memory::extents::{BlockState, Load};
 
 /// Reads of a header that may fail before it counts as lost.
 const LOAD_FAILURES_MAX: u32 = 3;
@@ -125,12 +125,8 @@ impl Store {
                     && *extent == id
                     && !*known
                 {
-                    let i = usize::from(*block);
                     *known = true;
-                    state.position = map.positions[i];
-                    state.crc = map.crcs[i];
-                    state.present = map.present.get(i);
-                    state.torn = map.torn.get(i);
+                    *state = BlockState::at_home(map, usize::from(*block));
                 }
             }
         }

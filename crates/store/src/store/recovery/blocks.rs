@@ -193,25 +193,18 @@ impl Store {
                     // The header was written after this had been carried out, or decided on by an
                     // earlier recovery.
                     Some((base_lsn, map)) if *base_lsn >= lsn => {
-                        let decided = BlockState {
-                            position: map.positions[block],
-                            crc: map.crcs[block],
-                            present: map.present.get(block),
-                            torn: map.torn.get(block),
-                            page: pages::NONE,
-                        };
+                        let decided = BlockState::at_home(map, block);
                         let now = self.extents.get(id).block(block);
                         let wanted = (position, write.crcs[i], false);
                         if (decided.position, decided.crc, decided.torn) != wanted {
                             // Or it was overwritten, by a record that comes later here.
                             replay.decided.insert(key);
                             is_certain = false;
-                            if decided
-                                == (BlockState {
-                                    page: pages::NONE,
-                                    ..now
-                                })
-                            {
+                            let unchanged = BlockState {
+                                page: pages::NONE,
+                                ..now
+                            };
+                            if decided == unchanged {
                                 // What the journal holds, which may not have got home.
                                 continue;
                             }
