@@ -8,4 +8,6 @@ mod faults;
 pub mod initiator;
 pub mod member;
 pub mod message;
+#[cfg(test)]
+mod simulation;
 pub mod values;

@@ -1,12 +1,17 @@
 //! C1–C5: one proposal at a time, sent in the order that keeps a volume recoverable, committed on a
 //! quorum.
 
+use core::time::Duration;
+
 use crate::configuration::{Configuration, Generation, Role};
 use crate::faults::{Fault, is_broken};
 use crate::initiator::peer::{ConfigSent, Peer};
 use crate::initiator::{Effect, Effects, Initiator, MemberCondition, Phase};
 use crate::message::{Request, RequestId};
 use crate::values::{EpochNumber, MemberId, Time};
+
+/// Pause before a configuration is sent again to a member that refused it (a closed device).
+const CONFIG_RETRY: Duration = Duration::from_millis(500);
 
 /// A configuration on its way. Never withdrawn within the epoch (C1).
 #[derive(Debug)]
@@ -108,6 +113,7 @@ impl<P: Clone> Initiator<P> {
         let lacks = |p: &Peer| {
             p.usable()
                 && p.stored < order
+                && p.config_again_at <= now
                 && p.config_sent.is_none_or(|sent| sent.order < order)
                 && newest.names(p.member.id)
         };
@@ -156,6 +162,24 @@ impl<P: Clone> Initiator<P> {
             sent.at
         });
         true
+    }
+
+    /// The member could not store a configuration; it is tried again.
+    pub(super) fn config_refused(&mut self, now: Time, n: usize, id: RequestId) {
+        let peer = &mut self.peers[n];
+        if peer.config_sent.is_some_and(|sent| sent.id == id) {
+            peer.config_sent = None;
+            peer.config_again_at = now + CONFIG_RETRY;
+        }
+    }
+
+    /// When a refused configuration is sent again.
+    pub(super) fn config_timer(&self) -> Time {
+        let paused = self.peers.iter().filter(|p| p.usable());
+        let times = paused
+            .map(|p| p.config_again_at)
+            .filter(|at| *at > self.seen);
+        times.min().unwrap_or(Time::NEVER)
     }
 
     /// C5, E1: committed when a quorum has stored it.

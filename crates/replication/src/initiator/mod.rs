@@ -169,6 +169,7 @@ impl<P: Clone> Initiator<P> {
             .min(self.stream_timer())
             .min(self.reads_timer())
             .min(self.fence_timer())
+            .min(self.config_timer())
     }
 
     /// The one place where the phase changes.

@@ -43,6 +43,8 @@ pub(super) struct Peer {
     pub(super) stored: (EpochNumber, Generation),
     /// The newest configuration that was sent on this connection.
     pub(super) config_sent: Option<ConfigSent>,
+    /// It refused a configuration; none is sent before that time.
+    pub(super) config_again_at: Time,
     /// It gets the writes.
     pub(super) in_stream: bool,
     /// The newest write that it has or that was sent to it on this connection.
@@ -90,6 +92,7 @@ impl Peer {
             torn: Vec::new(),
             stored: Default::default(),
             config_sent: None,
+            config_again_at: Time(0),
             in_stream: false,
             sent: Sequence(0),
             answered: Sequence(0),
@@ -141,6 +144,7 @@ impl Peer {
         self.up = false;
         self.attached = false;
         self.config_sent = None;
+        self.config_again_at = Time(0);
         self.resync = None;
         self.ready = false;
         if self.in_flight > self.took {

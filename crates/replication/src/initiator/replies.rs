@@ -131,6 +131,7 @@ impl<P: Clone> Initiator<P> {
             }
             _ if id == RequestId(0) => self.fence_refused(now, n, refusal, effects),
             _ => {
+                self.config_refused(now, n, id);
                 self.resync_refused(now, n, id, refusal);
                 self.read_refused(now, n, id, refusal, effects);
                 if self.phase == Phase::Equalising && self.equalise_done(id) {

@@ -2,7 +2,7 @@
 
 use crate::configuration::Configuration;
 use crate::initiator::{Initiator, MemberStatus, Phase, Status};
-use crate::values::{Epoch, Time};
+use crate::values::{Epoch, Position, Time};
 
 impl<P: Clone> Initiator<P> {
     /// Where the attachment stands.
@@ -28,6 +28,11 @@ impl<P: Clone> Initiator<P> {
     /// The committed configuration.
     pub fn configuration(&self) -> Option<&Configuration> {
         self.committed.as_ref()
+    }
+
+    /// The newest acknowledged write.
+    pub fn acknowledged(&self) -> Position {
+        self.position(self.stream.acknowledged)
     }
 
     /// Whether reads may be served now (L2).
@@ -63,7 +68,7 @@ impl<P: Clone> Initiator<P> {
             epoch: self.epoch,
             configuration: c.cloned(),
             waiting: self.phase == Phase::Open && !enough,
-            acknowledged: self.position(self.stream.acknowledged),
+            acknowledged: self.acknowledged(),
             members: (0..self.peers.len()).map(member).collect(),
         }
     }

@@ -399,7 +399,7 @@ impl<P: Clone> Initiator<P> {
     pub(super) fn reads_timer(&self) -> Time {
         let limit = self.options.io_timeout;
         let timer = |read: &Read<P>| {
-            let deadline = if read.asked == 0 {
+            let deadline = if read.asked == 0 || read.held.is_some() {
                 Time::NEVER
             } else {
                 read.deadline

@@ -1,11 +1,14 @@
 //! Members of the stream: catching up after a reconnect, leaving when too far behind, coming back.
 
+use core::time::Duration;
+
 use crate::initiator::peer::{Answer, Peer};
 use crate::initiator::{Effects, Initiator};
 use crate::message::Request;
 use crate::values::{MemberId, Sequence, Time};
 
-use super::Entry;
+/// How long a member that is to leave the in-sync set, and could not, gets no writes.
+const ENTER_AGAIN: Duration = Duration::from_millis(500);
 
 impl<P: Clone> Initiator<P> {
     /// Whether a write may be sent to the member now.
@@ -111,12 +114,14 @@ impl<P: Clone> Initiator<P> {
     /// The member gets no more writes; if it counts as in sync it is to leave the set.
     pub(in crate::initiator) fn leave_stream(&mut self, n: usize) {
         let counted = self.is_counted(self.peers[n].member.id);
+        let again_at = self.seen + ENTER_AGAIN;
         let peer = &mut self.peers[n];
         peer.in_stream = false;
         peer.ready = false;
         peer.resync = None;
         peer.leaving = counted;
-        peer.enter_again_at = Time::NEVER;
+        // If C3 or C2 keeps it in the set, the stream may need it.
+        peer.enter_again_at = again_at;
     }
 
     /// Whether the member may leave the stream without too few staying in sync.
@@ -140,8 +145,7 @@ impl<P: Clone> Initiator<P> {
                 .is_some_and(|at| now >= at + self.options.down_grace);
             let lag = self.stream.issued.0.saturating_sub(peer.answered.0);
             let stale = lag > 0 && peer.answered.next() < self.stream.first;
-            let far = lag > self.options.lag_writes_max
-                || (lag > 0 && self.lag_bytes(peer) > self.options.lag_bytes_max);
+            let far = self.is_far_behind(peer);
             // Others had room for the write that it refused.
             let full = peer.full_at > Sequence(0) && peer.full_at <= self.stream.acknowledged;
             if (gone || stale || far || full) && self.may_go(peer.member.id) {
@@ -150,13 +154,32 @@ impl<P: Clone> Initiator<P> {
         }
     }
 
-    /// Bytes that are kept for the member at most: entries are in order, so what it lacks is their end.
-    fn lag_bytes(&self, peer: &Peer) -> u64 {
-        if self.stream.bytes <= self.options.lag_bytes_max {
-            return 0;
-        }
-        let from = (peer.answered.0 + 1).saturating_sub(self.stream.first.0) as usize;
-        let lacking = self.stream.entries.iter().skip(from);
-        lacking.map(Entry::bytes).sum()
+    /// When a member is tried again, or has been down for too long.
+    pub(super) fn members_timer(&self) -> Time {
+        let lacks = |p: &&Peer| p.in_stream && p.sent < self.stream.issued;
+        let retries = self.peers.iter().filter(|p| p.usable());
+        let retry = retries.clone().filter(lacks).map(|p| p.retry_at);
+        let again = retries.filter(|p| p.leaving).map(|p| p.enter_again_at);
+        let in_stream = self.peers.iter().filter(|p| p.in_stream);
+        let gone = in_stream
+            .filter(|p| self.may_go(p.member.id))
+            .filter_map(|p| Some(p.down_since? + self.options.down_grace));
+        let times = retry.chain(again).chain(gone);
+        // What was due and did nothing waits for something else than time.
+        times
+            .filter(|at| *at > self.seen)
+            .min()
+            .unwrap_or(Time::NEVER)
+    }
+
+    /// Whether so much is kept for the member that it has to leave. Looked at after every answer, so it
+    /// takes no longer with more writes: whoever holds the front of the queue lacks all of it, and with
+    /// its leave the next one holds the front.
+    pub(super) fn is_far_behind(&self, peer: &Peer) -> bool {
+        let lag = self.stream.issued.0.saturating_sub(peer.answered.0);
+        let holds_front = lag > 0 && peer.answered.next() <= self.stream.first;
+        peer.in_stream
+            && (lag > self.options.lag_writes_max
+                || (holds_front && self.stream.bytes > self.options.lag_bytes_max))
     }
 }

@@ -214,8 +214,10 @@ impl<P: Clone> Initiator<P> {
         self.release();
         self.issue_waiting(now, effects);
         // What else an answer may set off is rare; it is looked for only where something waits.
-        let waits =
-            |p: &super::Peer| p.leaving || p.ready || p.resync.is_some() || p.full_at > Sequence(0);
+        let waits = |p: &super::Peer| {
+            let coming_or_going = p.leaving || p.ready || p.resync.is_some();
+            coming_or_going || p.full_at > Sequence(0) || self.is_far_behind(p)
+        };
         if self.peers.iter().any(waits) {
             self.advance(now, effects);
         } else if self.detaching || self.reads.is_waiting() {
@@ -348,20 +350,6 @@ impl<P: Clone> Initiator<P> {
 
     /// When the stream has something to do of its own accord.
     pub(super) fn stream_timer(&self) -> Time {
-        let retries = self
-            .peers
-            .iter()
-            .filter(|p| p.attached && (p.leaving || p.in_stream && p.sent < self.stream.issued));
-        let retry = retries
-            .map(|p| p.retry_at)
-            .filter(|at| *at > self.seen)
-            .min();
-        let gone = self
-            .peers
-            .iter()
-            .filter(|p| p.in_stream && self.may_go(p.member.id))
-            .filter_map(|p| Some(p.down_since? + self.options.down_grace))
-            .min();
         let timeout = self.options.io_timeout.and_then(|limit| {
             let from = self.stream.first_open().min(self.stream.entries.len());
             let mut open = self
@@ -372,7 +360,11 @@ impl<P: Clone> Initiator<P> {
             let oldest = open.find(|entry| entry.ticket.is_some())?;
             Some(oldest.since + limit)
         });
-        let times = [retry, gone, timeout];
-        times.into_iter().flatten().min().unwrap_or(Time::NEVER)
+        let members = (self.phase == Phase::Open).then(|| self.members_timer());
+        timeout
+            .into_iter()
+            .chain(members)
+            .min()
+            .unwrap_or(Time::NEVER)
     }
 }

@@ -1,0 +1,307 @@
+//! What goes wrong in a schedule, and the end of it.
+
+use core::time::Duration;
+
+use crate::configuration::Ack;
+use crate::initiator::{Options, Phase};
+
+use super::ledger::Violation;
+use super::random::Random;
+use super::world::{Happening, MS, Shape, World};
+
+/// What can go wrong, in the order of [`Profile::weights`].
+const KINDS: usize = 12;
+
+/// What a schedule is like.
+#[derive(Clone, Debug)]
+pub(super) struct Profile {
+    pub(super) shape: Shape,
+    pub(super) options: Options,
+    pub(super) length: u64,
+    /// How often each kind of trouble comes, relative to the others.
+    weights: [u64; KINDS],
+    /// Time between two troubles.
+    pause: u64,
+    may_be_full: bool,
+}
+
+const SHAPES: [Shape; 9] = [
+    shape(3, 0, Ack::Majority),
+    shape(3, 0, Ack::Majority),
+    shape(3, 0, Ack::Majority),
+    shape(2, 1, Ack::Majority),
+    shape(2, 1, Ack::Majority),
+    shape(3, 2, Ack::Majority),
+    shape(3, 0, Ack::All),
+    shape(2, 0, Ack::Majority),
+    shape(1, 0, Ack::Majority),
+];
+
+const fn shape(data: usize, witnesses: usize, ack: Ack) -> Shape {
+    Shape {
+        data,
+        witnesses,
+        ack,
+    }
+}
+
+impl Profile {
+    pub(super) fn of(random: &mut Random) -> Profile {
+        let shape = *random.pick(&SHAPES);
+        let may_be_full = random.one_in(6);
+        let mut weights = [0; KINDS];
+        for weight in &mut weights {
+            *weight = random.below(4) * random.below(4);
+        }
+        // Only in schedules of their own: full devices; the same for evicted ones.
+        weights[8] = if may_be_full { 6 } else { 0 };
+        weights[9] *= u64::from(random.one_in(4));
+        weights[0] += 1;
+        let ms = Duration::from_millis;
+        let options = Options {
+            min_in_sync: random.one_in(2).then_some(1),
+            lease: ms(random.between(40, 160)),
+            clock_drift_ppm: 2_000,
+            attach_wait: ms(random.between(0, 20)),
+            equalise_wait: ms(300),
+            down_grace: ms(random.between(5, 60)),
+            lag_writes_max: random.between(3, 24),
+            lag_bytes_max: random.between(16, 256) << 10,
+            window_writes_max: random.between(1, 10) as usize,
+            window_bytes_max: random.between(8, 128) << 10,
+            resync_extents_max: random.between(1, 3) as usize,
+            read_timeout: ms(random.between(3, 60)),
+            io_timeout: random.one_in(3).then(|| ms(random.between(50, 300))),
+        };
+        Profile {
+            shape,
+            options,
+            length: random.between(300, 900) * MS,
+            weights,
+            pause: random.between(3, 30) * MS,
+            may_be_full,
+        }
+    }
+}
+
+/// How a schedule went.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Summary {
+    pub(super) happenings: u64,
+    pub(super) acks: u64,
+    pub(super) reads: u64,
+    pub(super) hosts: u64,
+}
+
+/// Runs the schedule of a seed.
+pub(super) fn run(seed: u64) -> Result<Summary, Violation> {
+    let mut random = Random::new(seed ^ 0x5eed);
+    let profile = Profile::of(&mut random);
+    let mut world = World::new(seed, profile.shape, profile.options.clone());
+    world.may_be_full = profile.may_be_full;
+    if world.trace {
+        eprintln!("seed {seed}: {profile:?}");
+    }
+    world.profile = Some(profile.clone());
+    world.start_host()?;
+    world.schedule(profile.pause, Happening::Chaos);
+    world.run_until(profile.length)?;
+    world.settle()?;
+    Ok(Summary {
+        happenings: world.happenings,
+        acks: world.acks,
+        reads: world.reads,
+        hosts: world.hosts.len() as u64,
+    })
+}
+
+impl World {
+    /// Something goes wrong, or is mended.
+    pub(super) fn chaos(&mut self) -> Result<(), Violation> {
+        if self.calm {
+            return Ok(());
+        }
+        let Some(profile) = self.profile.clone() else {
+            return Ok(());
+        };
+        let next = self.now + self.random.between(1, 2 * profile.pause);
+        self.schedule(next, Happening::Chaos);
+        self.mend();
+        let total: u64 = profile.weights.iter().sum();
+        let mut at = self.random.below(total);
+        let mut kind = 0;
+        while at >= profile.weights[kind] {
+            at -= profile.weights[kind];
+            kind += 1;
+        }
+        self.trouble(kind)
+    }
+
+    /// Nodes come back after a while.
+    fn mend(&mut self) {
+        for node in 0..self.nodes.len() {
+            if !self.nodes[node].up && self.random.one_in(3) {
+                self.restart(node);
+            }
+            if self.random.one_in(6) {
+                self.nodes[node].slowness = 1;
+            }
+            if self.random.one_in(8) {
+                self.nodes[node].full = false;
+            }
+            if self.random.one_in(6) {
+                self.nodes[node].evicted = false;
+            }
+        }
+        let lonely = !self.hosts.iter().any(|h| h.alive && !h.over);
+        if lonely && self.random.one_in(2) && self.start_host().is_err() {
+            self.broken = true;
+        }
+    }
+
+    fn trouble(&mut self, kind: usize) -> Result<(), Violation> {
+        let node = self.random.below(self.nodes.len() as u64) as usize;
+        let living: Vec<usize> = (0..self.hosts.len())
+            .filter(|h| self.hosts[*h].alive && !self.hosts[*h].over)
+            .collect();
+        match kind {
+            0 | 1 => self.crash(node)?,
+            2 => {
+                if let Some(connection) = self.open_connection() {
+                    self.cut(connection);
+                }
+            }
+            3 => {
+                // One initiator and one member do not reach each other for a while.
+                if !living.is_empty() {
+                    let host = *self.random.pick(&living);
+                    let until = self.now + self.random.between(5, 300) * MS;
+                    self.cut_until.insert((host, node), until);
+                    self.cut_between(host, node);
+                }
+            }
+            4 => {
+                if living.len() < 3 {
+                    self.start_host()?;
+                }
+            }
+            5 => {
+                if !living.is_empty() {
+                    let host = *self.random.pick(&living);
+                    self.kill_host(host);
+                }
+            }
+            6 => self.nodes[node].slowness = self.random.between(5, 100),
+            7 => self.network_ns = self.random.between(20_000, 3_000_000),
+            8 => self.nodes[node].full = true,
+            9 => self.nodes[node].evicted = true,
+            10 => self.nodes[node].closed = self.random.one_in(2),
+            _ => self.spoil(),
+        }
+        Ok(())
+    }
+
+    fn open_connection(&mut self) -> Option<usize> {
+        let open: Vec<usize> = (0..self.connections.len())
+            .filter(|c| self.connections[*c].open)
+            .collect();
+        (!open.is_empty()).then(|| *self.random.pick(&open))
+    }
+
+    fn cut_between(&mut self, host: usize, node: usize) {
+        for connection in 0..self.connections.len() {
+            let state = &self.connections[connection];
+            if state.host == host && state.node == node && state.open {
+                self.cut(connection);
+            }
+        }
+    }
+
+    /// A block of the first member goes bad.
+    fn spoil(&mut self) {
+        let blocks: Vec<_> = self.nodes[0].blocks.keys().copied().collect();
+        if self.shape.data < 2 || blocks.is_empty() {
+            return;
+        }
+        let block = *self.random.pick(&blocks);
+        if let Some(stored) = self.nodes[0].blocks.get_mut(&block) {
+            stored.bad = !stored.torn;
+        }
+    }
+
+    /// Nothing goes wrong any more: everything must come right.
+    fn settle(&mut self) -> Result<(), Violation> {
+        self.calm = true;
+        self.network_ns = self.network_ns.min(400_000);
+        self.cut_until.clear();
+        for node in 0..self.nodes.len() {
+            self.restart(node);
+            let node = &mut self.nodes[node];
+            (node.slowness, node.full, node.closed, node.evicted) = (1, false, false, false);
+            node.blocks.values_mut().for_each(|s| s.bad = false);
+        }
+        let living = (0..self.hosts.len()).filter(|h| self.hosts[*h].alive && !self.hosts[*h].over);
+        for host in living.skip(1).collect::<Vec<_>>() {
+            self.kill_host(host);
+        }
+        let mut trouble = None;
+        for _ in 0..600 {
+            self.run_until(self.now + 100 * MS)?;
+            let host = self.rightful_host()?;
+            self.quiet |= self.has_converged(host);
+            trouble = self.trouble_left(host);
+            if self.quiet && trouble.is_none() {
+                return Ok(());
+            }
+        }
+        Err(format!("no end: {trouble:?}"))
+    }
+
+    /// The one initiator that is left, or a new one.
+    fn rightful_host(&mut self) -> Result<usize, Violation> {
+        match self.hosts.iter().position(|h| h.alive && !h.over) {
+            // C7: a member that promised to a failed attach takes part again in a newer epoch only.
+            Some(host) if self.has_lost_member(host) => {
+                self.kill_host(host);
+                self.start_host()
+            }
+            Some(host) => Ok(host),
+            None => self.start_host(),
+        }
+    }
+
+    fn has_lost_member(&self, host: usize) -> bool {
+        let initiator = &self.hosts[host].initiator;
+        let epoch = initiator.epoch();
+        let lost = |n: &super::node::Node| {
+            n.state.promised != epoch && n.state.promised.number >= epoch.number
+        };
+        initiator.phase() == Phase::Open && self.nodes.iter().any(lost)
+    }
+
+    fn has_converged(&self, host: usize) -> bool {
+        let initiator = &self.hosts[host].initiator;
+        let all = initiator
+            .configuration()
+            .is_some_and(|c| c.in_sync.len() == self.shape.data);
+        initiator.phase() == Phase::Open && all
+    }
+
+    /// What is not right yet: clients that wait, members out of sync, copies that differ.
+    fn trouble_left(&self, host: usize) -> Option<String> {
+        let status = self.hosts[host].initiator.status();
+        if !self.is_idle(host) {
+            return Some(format!("requests are left: {status:?}"));
+        }
+        if !self.has_converged(host) {
+            return Some(format!("not all are in sync: {status:?}"));
+        }
+        let data: Vec<_> = self.nodes.iter().filter(|n| n.is_data()).collect();
+        let other = data.iter().find(|n| n.blocks != data[0].blocks)?;
+        let (a, b) = (&data[0].blocks, &other.blocks);
+        let (one, two) = (&data[0].state, &other.state);
+        Some(format!(
+            "{one:?} and {two:?} differ, {status:?}: {a:?} {b:?}"
+        ))
+    }
+}

@@ -1,0 +1,1 @@
+//! Schedules with a plot.

@@ -1,0 +1,106 @@
+//! The schedules, and the proof that they find what is wrong.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::faults::{Fault, break_rule};
+
+use super::chaos::{Summary, run};
+
+/// Schedules of a plain test run; a few seconds of an unoptimised build.
+const SCHEDULES: u64 = 1_500;
+/// Schedules after which a broken rule must have been found.
+const SCHEDULES_TO_FIND: u64 = 20_000;
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+#[test]
+fn random_schedules_keep_every_invariant_and_come_right_in_the_end() {
+    if let Some(seed) = number("ASHLAR_SEED") {
+        run(seed).unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
+        return;
+    }
+    let first = number("ASHLAR_FIRST").unwrap_or(0);
+    let count = number("ASHLAR_SCHEDULES").unwrap_or(SCHEDULES);
+    let mut sum = Summary::default();
+    for seed in first..first + count {
+        let result = catch_unwind(|| run(seed));
+        let summary = match result {
+            Ok(Ok(summary)) => summary,
+            Ok(Err(violation)) => panic!("seed {seed}: {violation}"),
+            Err(_) => panic!("seed {seed} panicked"),
+        };
+        if number("ASHLAR_VERBOSE").is_some() {
+            println!("seed {seed}: {summary:?}");
+        }
+        sum.happenings += summary.happenings;
+        sum.acks += summary.acks;
+        sum.reads += summary.reads;
+        sum.hosts += summary.hosts;
+    }
+    println!("{count} schedules: {sum:?}");
+    // The schedules must not be empty of what they are about.
+    assert!(sum.acks > count * 20 && sum.reads > count * 5 && sum.hosts > count);
+}
+
+fn is_found(fault: Fault) -> Option<(u64, String)> {
+    break_rule(Some(fault));
+    let hook = std::panic::take_hook();
+    let limit = number("ASHLAR_SCHEDULES_TO_FIND").unwrap_or(SCHEDULES_TO_FIND);
+    let mut found = None;
+    for seed in 0..limit {
+        match catch_unwind(AssertUnwindSafe(|| run(seed))) {
+            Ok(Ok(_)) => continue,
+            Ok(Err(violation)) => found = Some((seed, violation)),
+            Err(_) => found = Some((seed, "a broken invariant panicked".into())),
+        }
+        break;
+    }
+    std::panic::set_hook(hook);
+    break_rule(None);
+    found
+}
+
+macro_rules! finds {
+    ($($name:ident: $fault:ident,)*) => {$(
+        #[test]
+        fn $name() {
+            let (seed, violation) = is_found(Fault::$fault).expect("the broken rule was not found");
+            println!("{:?} at seed {seed}: {violation}", Fault::$fault);
+        }
+    )*};
+}
+
+finds! {
+    finds_a_write_acknowledged_on_one_member: AcknowledgeOnOne,
+    finds_a_shrink_that_leaves_an_acknowledged_write_behind: ProposeUnguarded,
+    finds_an_acknowledgement_by_the_old_quorum_alone: OldQuorumOnly,
+    finds_an_acknowledgement_by_the_new_quorum_alone: NewQuorumOnly,
+    finds_reads_from_a_member_that_is_being_dropped: ReadLeaving,
+    finds_a_lease_that_was_not_waited_for: NoLeaseWait,
+    finds_absent_members_kept_in_sync: KeepAbsent,
+    finds_equalising_by_last_alone: EqualiseByLast,
+    finds_last_moved_before_the_blocks: LastFirst,
+    finds_a_tail_that_was_not_rolled_back: KeepTail,
+    finds_configurations_ordered_by_generation_alone: GenerationOnly,
+    finds_two_initiators_with_one_epoch: EqualEpoch,
+    finds_a_promise_forgotten_in_a_crash: ForgetPromise,
+    finds_messages_of_older_epochs_accepted: OldEpochs,
+    finds_a_gap_jumped_over: AcceptGap,
+    finds_copies_of_a_dead_pass: AnyPass,
+    finds_copies_that_overwrite_newer_writes: AnyExpected,
+    finds_a_lease_counted_from_the_answer: LeaseFromAnswer,
+    finds_reads_without_a_lease: NoLease,
+    finds_renewals_answered_to_anybody: RenewAnybody,
+    finds_reads_of_writes_that_then_vanish: ReadUnacknowledged,
+    finds_reads_from_a_member_that_lags: ReadLagging,
+    finds_a_resync_from_a_source_that_lags: LaggingSource,
+    finds_a_resync_that_rolls_new_writes_back: SourceWins,
+    finds_a_member_complete_too_early: CompleteEarly,
+    finds_a_member_proposed_too_early: ProposeEarly,
+    finds_a_configuration_sent_in_any_order: AnyOrder,
+    finds_a_torn_block_kept_with_its_position: KeepTorn,
+    finds_a_sequence_taken_back_that_somebody_holds: TakeBackAlways,
+    finds_a_repair_from_another_position: RepairAnyPosition,
+}
