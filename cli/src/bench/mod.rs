@@ -5,6 +5,7 @@ mod baseline_file;
 mod floor;
 pub mod floor_replica;
 mod floor_wire;
+mod generator;
 mod library_load;
 mod nbd_load;
 mod pattern;

@@ -591,7 +591,9 @@ impl Core {
                 store.digests(device, token, slot, *from, *count)
             }
             (None, Request::ListAbove { floor, from, .. }) => {
-                store.list_above(device, token, slot, *floor, *from, POSITIONS_MAX)
+                // The store ends a list at an extent's border: it may add one extent less a block.
+                let limit = POSITIONS_MAX - EXTENT_BLOCKS as usize;
+                store.list_above(device, token, slot, *floor, *from, limit)
             }
             (None, _) => Ok(()),
         };
