@@ -8,6 +8,7 @@ mod service;
 mod validate;
 
 pub use args::Args;
+pub use validate::attach as volume_spec;
 
 use std::io::Write as _;
 use std::net::SocketAddr;
