@@ -157,20 +157,19 @@ impl VolumeSpec {
         self.size_bytes / BLOCK_BYTES as u64
     }
 
-    /// Whether `other` describes the same attachment, its size aside. Addresses count: a node that
-    /// moved needs a new attachment.
-    pub fn is_same_but_for_size(&self, other: &VolumeSpec) -> bool {
-        let mut other = other.clone();
-        other.size_bytes = self.size_bytes;
-        // The order in which members are named says nothing.
-        let sorted = |spec: &VolumeSpec| {
-            let mut members = spec.members.clone();
-            members.sort_by_key(|m| m.member.id);
+    /// Whether `other` describes the same attachment. Sizes and addresses aside: a volume grows, and
+    /// a node moves.
+    pub fn is_same_attachment(&self, other: &VolumeSpec) -> bool {
+        let of = |spec: &VolumeSpec| {
+            let mut members: Vec<_> = spec.members.iter().map(|m| m.member).collect();
+            // The order in which members are named says nothing.
+            members.sort();
             members
         };
-        let same_members = sorted(self) == sorted(&other);
-        other.members.clone_from(&self.members);
-        same_members && *self == other
+        let mut same = other.clone();
+        same.size_bytes = self.size_bytes;
+        same.members.clone_from(&self.members);
+        of(self) == of(other) && *self == same
     }
 }
 
@@ -291,15 +290,16 @@ mod tests {
     }
 
     #[test]
-    fn the_order_of_members_and_the_size_make_no_other_attachment() {
+    fn the_order_of_members_their_addresses_and_the_size_make_no_other_attachment() {
         let mut other = spec();
         other.members.reverse();
+        other.members[0].address = "tcp:127.0.0.1:99".parse().unwrap();
         other.size_bytes *= 2;
-        assert!(spec().is_same_but_for_size(&other));
+        assert!(spec().is_same_attachment(&other));
         other.key = VolumeKey([8; 32]);
-        assert!(!spec().is_same_but_for_size(&other));
-        let mut moved = spec();
-        moved.members[0].address = "tcp:127.0.0.1:99".parse().unwrap();
-        assert!(!spec().is_same_but_for_size(&moved));
+        assert!(!spec().is_same_attachment(&other));
+        let mut replaced = spec();
+        replaced.members[0].member.id.nonce += 1;
+        assert!(!spec().is_same_attachment(&replaced));
     }
 }

@@ -315,6 +315,23 @@ fn a_volume_grows_while_it_is_attached() {
 }
 
 #[test]
+fn a_node_that_has_moved_is_found_at_the_address_of_a_repeated_attach() {
+    let mut cluster = Cluster::start(3, None);
+    let mut spec = cluster.create_volume("data", 16 * MIB, 0);
+    let mut client = Client::start(None);
+    client.attach(&spec);
+    client.write(&spec, 0, &block(1));
+    cluster.nodes[0].kill();
+    client.write(&spec, 4096, &block(2));
+    cluster.nodes[0].move_to("elsewhere");
+    spec.members[0].address = cluster.nodes[0].data().parse().unwrap();
+    let epoch = client.attach(&spec).epoch;
+    assert_eq!(epoch, client.status(&spec).epoch);
+    client.wait_in_sync(&spec, 3);
+    cluster.assert_replicas_equal(&spec);
+}
+
+#[test]
 fn replicas_smaller_than_the_volume_are_not_attached() {
     let cluster = Cluster::start(3, None);
     let mut spec = cluster.create_volume("data", 16 * MIB, 0);

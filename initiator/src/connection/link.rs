@@ -19,13 +19,22 @@ pub(super) enum Attachment {
     Fencing(Epoch),
     /// The member promised, and proved that it knows the key.
     Promised(Epoch),
+    /// It has promised a newer epoch since. What it answers to older requests is a fact still (W2).
+    Superseded(Epoch),
 }
 
 impl Attachment {
+    /// Whether answers to other requests than Fence are listened to.
+    pub(super) fn is_proved(self) -> bool {
+        matches!(self, Attachment::Promised(_) | Attachment::Superseded(_))
+    }
+
     pub(super) fn epoch(self) -> Option<Epoch> {
         match self {
             Attachment::None => None,
-            Attachment::Fencing(epoch) | Attachment::Promised(epoch) => Some(epoch),
+            Attachment::Fencing(epoch)
+            | Attachment::Promised(epoch)
+            | Attachment::Superseded(epoch) => Some(epoch),
         }
     }
 }

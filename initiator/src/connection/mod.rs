@@ -74,7 +74,7 @@ pub(crate) struct ConnectionOptions {
 }
 
 /// A peer that does not answer Hello in this time is called again.
-const GREETING_TIMEOUT: Duration = Duration::from_secs(3);
+const GREETING_TIMEOUT: Duration = Duration::from_secs(2);
 /// A peer that has not answered a renewal for this long, or for two leases, is called again:
 /// the way to notice a network that swallows everything.
 const SILENCE_MIN: Duration = Duration::from_secs(5);

@@ -272,7 +272,9 @@ impl Connection {
             Incoming::Renewed { echo } => self.renewed(s, Time(echo)),
             Incoming::Fenced { handle, promised } => {
                 if let Some(link) = self.links.by_handle(handle) {
-                    link.attachment = Attachment::None;
+                    if let Attachment::Promised(epoch) = link.attachment {
+                        link.attachment = Attachment::Superseded(epoch);
+                    }
                     s.notices
                         .push_back(link.notice(NoticeKind::Fenced { promised }));
                 }
@@ -388,7 +390,7 @@ impl Connection {
                 ..
             }
         );
-        if matches!(link.attachment, Attachment::Promised(_)) || answers_fence {
+        if link.attachment.is_proved() || answers_fence {
             s.notices.push_back(link.notice(NoticeKind::Reply(reply)));
         }
     }

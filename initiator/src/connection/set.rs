@@ -9,7 +9,9 @@ use ashlar_wire::Payload;
 
 use super::link::{LinkId, LinkSpec};
 use super::one::{Connection, Peer, Surroundings};
-use super::{ConnectionCounters, ConnectionOptions, LAGGING_QUEUE_BYTES_MAX, Notice};
+use super::{
+    ConnectionCounters, ConnectionOptions, LAGGING_QUEUE_BYTES_MAX, Notice, QUEUE_BYTES_MAX,
+};
 
 /// Place of a connection in its thread; valid while a link on it exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -190,7 +192,11 @@ impl Connections {
     /// Connects, renews, gives up, where it is due.
     pub(crate) fn timers(&mut self, engine: &mut Engine) {
         while let Some(id) = self.overflowed.pop() {
-            self.cut_off(engine, id);
+            // Unless that was another connection, in the same slot.
+            let connection = self.slots.get(id.0 as usize).and_then(Option::as_ref);
+            if connection.is_some_and(|c| c.queued_bytes(engine) > QUEUE_BYTES_MAX) {
+                self.cut_off(engine, id);
+            }
         }
         if engine.now() < self.next_timer {
             return;

@@ -424,13 +424,28 @@ fn the_lease_is_renewed_from_the_time_of_the_request() {
 }
 
 #[test]
-fn a_supersession_is_reported_with_the_epoch_that_did_it() {
+fn a_supersession_is_reported_with_the_epoch_that_did_it_and_what_is_done_stays_done() {
     let (mut setup, mut node, subject) = promised();
+    let side = &mut setup.side;
     node.send(|out| encode::fenced(out, subject.handle, EpochNumber(12)));
-    match setup.side.next_notice() {
+    let sequence = Sequence(3);
+    node.send(|out| encode::reply::<Payload>(out, subject.handle, &Reply::Applied { sequence }));
+    match side.next_notice() {
         NoticeKind::Fenced { promised } => assert_eq!(promised, EpochNumber(12)),
         other => panic!("{other:?}"),
     }
+    match side.next_notice() {
+        NoticeKind::Reply(Reply::Applied { sequence: applied }) => assert_eq!(applied, sequence),
+        other => panic!("{other:?}"),
+    }
+    // The lease is not renewed any more.
+    let echo = node.receive(side, |frame| match frame {
+        Frame::Renew { echo } => *echo,
+        other => panic!("{other:?}"),
+    });
+    node.send(|out| encode::renewed(out, echo));
+    node.receive(side, |frame| assert!(matches!(frame, Frame::Renew { .. })));
+    assert!(side.seen.is_empty(), "{:?}", side.seen);
 }
 
 #[test]

@@ -8,14 +8,15 @@ use ashlar_replication::initiator;
 use super::core::{Announcement, Completion, Core};
 use crate::front_end::{IoError, VolumeHandle};
 use crate::handle::{AttachError, Command, Reply};
-use crate::spec::VolumeSpec;
+use crate::spec::{MemberSpec, VolumeSpec};
 use crate::status::AttachmentStatus;
 use crate::volume::{self, Detaching, Volume};
 
 impl Core {
-    /// Carries out a command; true when the thread is to end once no volume is left.
-    pub(super) fn command(&mut self, engine: &mut Engine, command: Command) -> bool {
+    /// Carries out a command.
+    pub(super) fn command(&mut self, engine: &mut Engine, command: Command) {
         match command {
+            Command::Attach(_, reply) if self.stopping => reply(Err(AttachError::Stopped)),
             Command::Attach(spec, reply) => reply(self.attach(engine, *spec)),
             Command::WaitOpen(id, reply) => match self.volumes.by_id(id) {
                 None => reply(None),
@@ -33,13 +34,12 @@ impl Core {
                 reply(Box::new(metrics));
             }
             Command::Stop(drain) => {
+                self.stopping = true;
                 for handle in self.volumes.handles() {
                     self.detach(engine, handle, drain, None);
                 }
-                return true;
             }
         }
-        false
     }
 
     fn list(&self) -> Vec<AttachmentStatus> {
@@ -80,17 +80,43 @@ impl Core {
                 Err(AttachError::TooMany)
             };
         }
-        if !volume.spec.is_same_but_for_size(&spec) {
+        if !volume.spec.is_same_attachment(&spec) {
             return Err(AttachError::Different);
         }
         let attached = volume.spec.size_bytes;
         if spec.size_bytes < attached {
             return Err(AttachError::Shrinks { attached });
         }
+        for member in &spec.members {
+            self.move_member(engine, handle, member);
+        }
         if spec.size_bytes > attached {
             self.grow(handle, spec.size_bytes);
         }
         Ok(())
+    }
+
+    /// Looks for a member at its new address, if that is another one.
+    fn move_member(&mut self, engine: &mut Engine, handle: VolumeHandle, moved: &MemberSpec) {
+        let Some(volume) = self.volumes.get_mut(handle) else {
+            return;
+        };
+        let id = moved.member.id;
+        let known = volume.spec.members.iter_mut().find(|m| m.member.id == id);
+        let Some(known) = known.filter(|known| known.address != moved.address) else {
+            return;
+        };
+        known.address = moved.address.clone();
+        let Some(at) = volume.links.iter().position(|link| link.member == id) else {
+            return;
+        };
+        let old = volume.links.swap_remove(at);
+        self.connections.remove(engine, old.connection, old.link);
+        self.feed(engine, handle, initiator::Event::Down { member: id });
+        // Too many volumes on that connection: the member stays down.
+        if self.link(handle, moved) == Some(true) {
+            self.feed(engine, handle, initiator::Event::Up { member: id });
+        }
     }
 
     /// The replicas have grown already: the control plane does that first.

@@ -16,6 +16,7 @@ use crate::connection::{ConnectionOptions, Connections, LinkSpec, Notice, Notice
 use crate::front_end::{ByteRequest, FrontEndId, IoError, Owned, Ticket, VolumeHandle, Volumes};
 use crate::metrics::{Operation, ThreadMetrics};
 use crate::random;
+use crate::spec::{MemberSpec, VolumeSpec};
 use crate::volume::{self, End, MemberLink, RequestInFlight, Volume};
 
 /// A request that has ended, for its front end.
@@ -48,6 +49,8 @@ pub(super) struct Core {
     /// Of the volume that is being worked on; empty in between.
     effects: VecDeque<Effect<Payload>>,
     pub(super) lease: Duration,
+    /// The thread ends once no volume is left.
+    pub(super) stopping: bool,
 }
 
 impl Core {
@@ -66,6 +69,7 @@ impl Core {
             metrics: ThreadMetrics::default(),
             effects: VecDeque::new(),
             lease: options.lease,
+            stopping: false,
         }
     }
 
@@ -191,51 +195,54 @@ impl Core {
     }
 
     /// Begins to attach a volume that is not there yet. False: there are too many.
-    pub(super) fn begin(&mut self, engine: &mut Engine, spec: crate::spec::VolumeSpec) -> bool {
+    pub(super) fn begin(&mut self, engine: &mut Engine, spec: VolumeSpec) -> bool {
         let Some(handle) = self.volumes.next_handle() else {
             return false;
         };
-        let mut volume = Volume::new(spec, self.lease);
+        let members = spec.members.clone();
+        self.volumes.insert(handle, Volume::new(spec, self.lease));
         let mut up = Vec::new();
-        for member in &volume.spec.members {
-            let id = member.member.id;
-            let peer = Peer {
-                device: id.device,
-                address: member.address.clone(),
-            };
-            let spec = LinkSpec {
-                volume: handle,
-                volume_id: volume.spec.id,
-                member: id,
-                key: volume.spec.key,
-            };
-            let Some((connection, link, is_up)) = self.connections.insert(peer, spec) else {
-                for link in volume.links {
-                    self.connections.remove(engine, link.connection, link.link);
+        for member in &members {
+            match self.link(handle, member) {
+                Some(true) => up.push(member.member.id),
+                Some(false) => {}
+                None => {
+                    self.force_detach(engine, handle);
+                    return false;
                 }
-                return false;
-            };
-            let condition = None;
-            volume.links.push(MemberLink {
-                member: id,
-                connection,
-                link,
-                condition,
-            });
-            up.extend(is_up.then_some(id));
+            }
         }
-        self.volumes.insert(handle, volume);
-        self.feed(
-            engine,
-            handle,
-            initiator::Event::Attach {
-                seed: random::number(),
-            },
-        );
+        let seed = random::number();
+        self.feed(engine, handle, initiator::Event::Attach { seed });
         for member in up {
             self.feed(engine, handle, initiator::Event::Up { member });
         }
         true
+    }
+
+    /// Puts a member of a volume on the connection to its device; says whether that is up already. None:
+    /// there are too many volumes on it.
+    pub(super) fn link(&mut self, handle: VolumeHandle, spec: &MemberSpec) -> Option<bool> {
+        let volume = self.volumes.get_mut(handle)?;
+        let member = spec.member.id;
+        let peer = Peer {
+            device: member.device,
+            address: spec.address.clone(),
+        };
+        let link = LinkSpec {
+            volume: handle,
+            volume_id: volume.spec.id,
+            member,
+            key: volume.spec.key,
+        };
+        let (connection, link, is_up) = self.connections.insert(peer, link)?;
+        volume.links.push(MemberLink {
+            member,
+            connection,
+            link,
+            condition: None,
+        });
+        Some(is_up)
     }
 
     /// Hands what happened on connections to the volumes.

@@ -83,7 +83,6 @@ pub struct InitiatorThread {
     front_ends: Vec<Box<dyn FrontEnd>>,
     mailbox: Mailbox,
     handle: InitiatorThreadHandle,
-    stopping: bool,
 }
 
 /// An initiator on a thread of its own.
@@ -156,14 +155,12 @@ impl InitiatorThread {
         }
         let (handle, mailbox) = mailbox(engine.waker());
         let core = Core::new(&options);
-        let stopping = false;
         let mut thread = InitiatorThread {
             engine,
             core,
             front_ends,
             mailbox,
             handle,
-            stopping,
         };
         for (index, front_end) in thread.front_ends.iter_mut().enumerate() {
             let id = FrontEndId(index as u16);
@@ -194,7 +191,10 @@ impl InitiatorThread {
             self.core.run_timers(&mut self.engine);
             self.deliver();
             let wanted = self.front_end_turns();
-            if self.stopping && self.core.volumes.is_empty() && self.core.completions.is_empty() {
+            if self.core.stopping
+                && self.core.volumes.is_empty()
+                && self.core.completions.is_empty()
+            {
                 // What was queued, such as farewells, goes out with one more turn.
                 self.engine.poll(Time(0), &mut events)?;
                 return Ok(());
@@ -240,7 +240,7 @@ impl InitiatorThread {
 
     fn run_commands(&mut self) {
         while let Ok(command) = self.mailbox.commands.try_recv() {
-            self.stopping |= self.core.command(&mut self.engine, command);
+            self.core.command(&mut self.engine, command);
         }
     }
 

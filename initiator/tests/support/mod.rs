@@ -45,6 +45,7 @@ pub fn storage_node_process() {
 pub struct Node {
     folder: PathBuf,
     engine: Option<EngineKind>,
+    socket: &'static str,
     child: Option<Child>,
     device: DeviceId,
 }
@@ -53,6 +54,7 @@ impl Node {
     fn start(folder: PathBuf, engine: Option<EngineKind>) -> Node {
         std::fs::create_dir_all(folder.join("store")).unwrap();
         let mut node = Node {
+            socket: "data",
             folder,
             engine,
             child: None,
@@ -67,7 +69,13 @@ impl Node {
     }
 
     pub fn data(&self) -> String {
-        format!("unix:{}", self.path("data"))
+        format!("unix:{}", self.path(self.socket))
+    }
+
+    /// Starts again, at another address.
+    pub fn move_to(&mut self, socket: &'static str) {
+        self.socket = socket;
+        self.restart();
     }
 
     pub fn restart(&mut self) {
