@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use ashlar_engine::EngineKind;
 use ashlar_initiator::front_end::IoError;
 use ashlar_initiator::handle::AttachError;
-use ashlar_initiator::status::{AttachmentState, MemberState};
+use ashlar_initiator::status::AttachmentState;
 use ashlar_wire::proof::VolumeKey;
 use rustix::process::Signal;
 use support::client::{Client, Job};
@@ -350,7 +350,8 @@ fn two_replicas_and_a_witness_survive_the_loss_of_one() {
     let mut client = Client::start(None);
     client.attach(&spec);
     client.write(&spec, 0, &block(1));
-    assert_eq!(client.status(&spec).members[2].state, MemberState::InSync);
+    // An attach waits for a quorum, not for everybody.
+    client.wait_in_sync(&spec, 3);
     cluster.nodes[0].kill();
     client.write(&spec, 4096, &block(2));
     assert_eq!(client.read(&spec, 0, 8192), [block(1), block(2)].concat());
