@@ -4,11 +4,32 @@
 use ashlar_replication::configuration::{
     Ack, Configuration, Generation, Member, MemberState, ReplicaState, Role,
 };
+use ashlar_replication::message::BlockPosition;
 use ashlar_replication::values::{
-    DeviceId, Epoch, EpochNumber, MEMBERS_MAX, MemberId, Pass, Position,
+    Block, DeviceId, Epoch, EpochNumber, ExtentIndex, MEMBERS_MAX, MemberId, Pass, Position,
 };
 
 use crate::error::WireError;
+use crate::frame::{BLOCK_MAX, TORN_MAX};
+
+const MEMBER_ID_BYTES: u32 = 24;
+const EPOCH_BYTES: u32 = 12;
+const PROOF_BYTES: u32 = 32;
+/// A block or extent and eight bytes about it.
+pub(crate) const ENTRY_BYTES: u32 = 16;
+/// Volume, member, epoch and proof.
+pub(crate) const FENCE_BYTES: u32 = 16 + MEMBER_ID_BYTES + EPOCH_BYTES + PROOF_BYTES;
+/// A count and that many member ids.
+pub(crate) const MEMBER_LIST_BYTES_MAX: u32 = 1 + MEMBERS_MAX as u32 * MEMBER_ID_BYTES;
+/// Epoch, generation, ack; members and previous members with their roles; in-sync set.
+pub(crate) const CONFIGURATION_BYTES_MAX: u32 =
+    4 + 8 + 1 + 2 * (MEMBER_LIST_BYTES_MAX + MEMBERS_MAX as u32) + MEMBER_LIST_BYTES_MAX;
+/// Id, role, promise, configuration, state, last pass, last.
+const MEMBER_STATE_BYTES_MAX: u32 =
+    MEMBER_ID_BYTES + 1 + EPOCH_BYTES + 1 + CONFIGURATION_BYTES_MAX + 9 + 8 + 8;
+/// Epoch, member state, size, torn blocks, proof.
+pub(crate) const PROMISE_BYTES_MAX: u32 =
+    EPOCH_BYTES + MEMBER_STATE_BYTES_MAX + 8 + 4 + TORN_MAX as u32 * ENTRY_BYTES + PROOF_BYTES;
 
 /// A cursor over a body.
 pub(crate) struct Reader<'a> {
@@ -91,6 +112,43 @@ impl<'a> Reader<'a> {
 
     pub(crate) fn position(&mut self) -> Result<Position, WireError> {
         Ok(Position::unpack(self.u64()?))
+    }
+
+    /// A block that a volume can have.
+    pub(crate) fn block(&self, index: u64) -> Result<Block, WireError> {
+        let block = Block(index);
+        if block > BLOCK_MAX {
+            return Err(self.malformed("a block beyond any volume"));
+        }
+        Ok(block)
+    }
+
+    /// An extent that a volume can have.
+    pub(crate) fn extent(&self, index: u64) -> Result<ExtentIndex, WireError> {
+        let extent = ExtentIndex(index);
+        if extent > BLOCK_MAX.extent() {
+            return Err(self.malformed("an extent beyond any volume"));
+        }
+        Ok(extent)
+    }
+
+    /// `count` blocks with a position each.
+    pub(crate) fn positions(&mut self, count: usize) -> Result<Vec<BlockPosition>, WireError> {
+        let mut positions = Vec::with_capacity(count);
+        for entry in self.bytes(count * ENTRY_BYTES as usize)?.chunks_exact(16) {
+            let mut entry = Reader::new(self.kind, entry);
+            let index = entry.u64()?;
+            positions.push(BlockPosition {
+                block: self.block(index)?,
+                position: entry.position()?,
+            });
+        }
+        Ok(positions)
+    }
+
+    /// Skips what a later version may have appended.
+    pub(crate) fn skip_rest(&mut self) {
+        self.rest = &[];
     }
 
     pub(crate) fn member_id(&mut self) -> Result<MemberId, WireError> {
@@ -198,7 +256,7 @@ pub(crate) fn put_member_id(out: &mut Vec<u8>, id: MemberId) {
 }
 
 pub(crate) fn put_member_ids(out: &mut Vec<u8>, ids: &[MemberId]) {
-    debug_assert!(ids.len() <= MEMBERS_MAX);
+    assert!(ids.len() <= MEMBERS_MAX);
     out.push(ids.len() as u8);
     ids.iter().for_each(|id| put_member_id(out, *id));
 }
@@ -211,7 +269,7 @@ fn put_role(out: &mut Vec<u8>, role: Role) {
 }
 
 fn put_members(out: &mut Vec<u8>, members: &[Member]) {
-    debug_assert!(members.len() <= MEMBERS_MAX);
+    assert!(members.len() <= MEMBERS_MAX);
     out.push(members.len() as u8);
     for member in members {
         put_member_id(out, member.id);

@@ -2,13 +2,15 @@
 
 use ashlar_replication::configuration::MemberState;
 use ashlar_replication::message::{BlockPosition, Refusal, Reply, Request};
-use ashlar_replication::values::{BLOCK_BYTES, DeviceId, Epoch, EpochNumber, MemberId, VolumeId};
+use ashlar_replication::values::{BLOCK_BYTES, Block, DeviceId, Epoch, EpochNumber};
 use zerocopy::little_endian::U32;
 
 use crate::proof::{Nonce, Proof, Subject};
 
 /// The version of the protocol that this crate speaks; it speaks no other yet.
 pub const VERSION: u16 = 1;
+/// The last block that a frame may name: the offset of the byte behind it still fits 63 bits.
+pub const BLOCK_MAX: Block = Block((1 << 51) - 1);
 /// The most entries of a list of positions or digests in one frame.
 pub const POSITIONS_MAX: usize = 4096;
 /// The most torn blocks in a promise: one extent short of 60 MiB of large writes in flight.
@@ -198,8 +200,3 @@ pub enum Frame<'a> {
         reply: Reply<BlockData<'a>>,
     },
 }
-
-/// Bytes on the wire per member named in a list.
-pub(crate) const MEMBER_ID_BYTES: usize = 24;
-const _: () = assert!(size_of::<MemberId>() == MEMBER_ID_BYTES);
-const _: () = assert!(size_of::<VolumeId>() == 16);

@@ -4,7 +4,11 @@ use ashlar_replication::values::{BLOCK_BYTES, EXTENT_BLOCKS};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use crate::body::{
+    CONFIGURATION_BYTES_MAX, ENTRY_BYTES, FENCE_BYTES, MEMBER_LIST_BYTES_MAX, PROMISE_BYTES_MAX,
+};
 use crate::error::WireError;
+use crate::frame::{GOODBYE_BYTES_MAX, POSITIONS_MAX};
 
 /// The first four bytes of every frame, "ASHL".
 pub const MAGIC: u32 = u32::from_le_bytes(*b"ASHL");
@@ -15,8 +19,14 @@ pub const HEADER_BYTES: usize = 64;
 pub const BODY_BYTES_MAX: u32 = 256 * 1024;
 /// The most bytes of block data in a frame: one extent.
 pub const DATA_BYTES_MAX: u32 = EXTENT_BLOCKS * BLOCK_BYTES as u32;
+/// The most bytes of a Hello or Welcome. Later versions may append fields to what this one writes;
+/// a version skips what it does not know.
+pub const GREETING_BYTES_MAX: u32 = 1024;
 /// The most bytes of a whole frame, what a receive buffer has to hold at least.
 pub const FRAME_BYTES_MAX: usize = HEADER_BYTES + BODY_BYTES_MAX as usize + DATA_BYTES_MAX as usize;
+
+const _: () = assert!(PROMISE_BYTES_MAX <= BODY_BYTES_MAX);
+const _: () = assert!(FENCE_BYTES <= GREETING_BYTES_MAX);
 
 /// The content of the frame is zeros: it carries neither data nor checksums.
 pub const FLAG_ZEROS: u16 = 1;
@@ -24,6 +34,44 @@ pub const FLAG_ZEROS: u16 = 1;
 pub const FLAG_TORN: u16 = 2;
 /// Positions: there is more, `start` says where.
 pub const FLAG_MORE: u16 = 4;
+
+/// What a frame may hold. Checked on the header alone, before the rest of the frame is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// The most bytes of a body.
+    pub body_bytes_max: u32,
+    /// The most bytes of block data.
+    pub data_bytes_max: u32,
+}
+
+impl Limits {
+    /// What the largest frame of any kind needs.
+    pub const ALL: Limits = Limits {
+        body_bytes_max: BODY_BYTES_MAX,
+        data_bytes_max: DATA_BYTES_MAX,
+    };
+    /// For a peer that has not proved to know the key of any volume: Hello and Fence fit, so that
+    /// strangers cannot make a storage node set memory aside.
+    pub const UNPROVEN: Limits = Limits {
+        body_bytes_max: GREETING_BYTES_MAX,
+        data_bytes_max: 0,
+    };
+
+    const fn body(bytes: u32) -> Limits {
+        Limits {
+            body_bytes_max: bytes,
+            data_bytes_max: 0,
+        }
+    }
+
+    /// `bytes` of body per block of an extent, with the blocks.
+    const fn extent(bytes: u32) -> Limits {
+        Limits {
+            body_bytes_max: bytes * EXTENT_BLOCKS,
+            data_bytes_max: DATA_BYTES_MAX,
+        }
+    }
+}
 
 /// The header of a frame; docs/wire-format.md has the meaning of the fields for each kind.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -146,6 +194,57 @@ kinds! {
     DigestList = 72,
 }
 
+impl Kind {
+    /// What a frame of the kind holds at most; beyond it framing is lost.
+    pub const fn limits(self) -> Limits {
+        match self {
+            Kind::Hello | Kind::Welcome => Limits::body(GREETING_BYTES_MAX),
+            Kind::Goodbye => Limits::body(GOODBYE_BYTES_MAX as u32),
+            Kind::Fence => Limits::body(FENCE_BYTES),
+            Kind::Promised => Limits::body(BODY_BYTES_MAX),
+            Kind::StoreConfig => Limits::body(CONFIGURATION_BYTES_MAX + MEMBER_LIST_BYTES_MAX),
+            // Per block: its checksum, and two, one or no positions before it.
+            Kind::Copy => Limits::extent(20),
+            Kind::Equalise | Kind::Data => Limits::extent(12),
+            Kind::Write => Limits::extent(4),
+            Kind::Repair => Limits {
+                body_bytes_max: 4,
+                data_bytes_max: BLOCK_BYTES as u32,
+            },
+            Kind::Copied | Kind::Positions | Kind::DigestList => {
+                Limits::body(POSITIONS_MAX as u32 * ENTRY_BYTES)
+            }
+            Kind::FenceRefused
+            | Kind::Release
+            | Kind::Renew
+            | Kind::Renewed
+            | Kind::Fenced
+            | Kind::BeginResync
+            | Kind::MarkComplete
+            | Kind::SetLast
+            | Kind::Read
+            | Kind::Compare
+            | Kind::Digests
+            | Kind::ListAbove
+            | Kind::Refused
+            | Kind::WriteRefused
+            | Kind::Done
+            | Kind::Applied
+            | Kind::ReadFailed => Limits::body(0),
+        }
+    }
+
+    /// The flags that mean something on the kind.
+    pub(crate) const fn flags(self) -> u16 {
+        match self {
+            Kind::Write | Kind::Copy | Kind::Equalise | Kind::Repair | Kind::Data => FLAG_ZEROS,
+            Kind::Read => FLAG_TORN,
+            Kind::Positions => FLAG_MORE,
+            _ => 0,
+        }
+    }
+}
+
 impl Header {
     /// A header of that kind with everything else zero.
     pub fn new(kind: Kind) -> Header {
@@ -168,7 +267,10 @@ impl Header {
     }
 
     /// Reads and checks a header; `None` when there are not 64 bytes yet.
-    pub fn parse(input: &[u8]) -> Result<Option<(Header, Kind)>, WireError> {
+    ///
+    /// # Errors
+    /// Every one of them loses framing.
+    pub fn parse(input: &[u8], limits: &Limits) -> Result<Option<(Header, Kind)>, WireError> {
         // The magic is checked as early as possible: a foreign client must not be waited for.
         let known = input.len().min(4);
         if input[..known] != MAGIC.to_le_bytes()[..known] {
@@ -180,20 +282,29 @@ impl Header {
         if crc32c::crc32c(&header.as_bytes()[..HEADER_BYTES - 4]) != header.header_crc.get() {
             return Err(WireError::HeaderChecksum);
         }
-        if header.body_bytes.get() > BODY_BYTES_MAX {
+        let kind = header.kind.get();
+        let kind = Kind::from_number(kind).ok_or(WireError::Kind(kind))?;
+        let of_kind = kind.limits();
+        let body_bytes_max = of_kind.body_bytes_max.min(limits.body_bytes_max);
+        if header.body_bytes.get() > body_bytes_max {
             return Err(WireError::Limit {
                 what: "bytes of a body",
             });
         }
         let data = header.data_bytes.get();
-        if data > DATA_BYTES_MAX || data % BLOCK_BYTES as u32 != 0 {
+        let data_bytes_max = of_kind.data_bytes_max.min(limits.data_bytes_max);
+        if data > data_bytes_max || !data.is_multiple_of(BLOCK_BYTES as u32) {
             return Err(WireError::Limit {
                 what: "bytes of block data",
             });
         }
-        let kind = header.kind.get();
-        let kind = Kind::from_number(kind).ok_or(WireError::Kind(kind))?;
         Ok(Some((header, kind)))
+    }
+
+    /// The kind that the input claims to be, unchecked.
+    pub fn peek_kind(input: &[u8]) -> Option<Kind> {
+        let kind = input.get(4..6)?.try_into().ok()?;
+        Kind::from_number(u16::from_le_bytes(kind))
     }
 
     /// Bytes of the whole frame.

@@ -13,12 +13,17 @@ mod payload;
 pub mod proof;
 mod refusal;
 
-pub use decode::{BadFrame, Decoded, decode};
+pub use decode::{
+    BadFrame, DataReply, Decoded, PackedPositions, decode, decode_data, decode_within,
+};
 pub use encode::EncodeBlocks;
 pub use error::WireError;
 pub use frame::{
-    BlockData, Fence, Frame, GOODBYE_BYTES_MAX, GoodbyeCode, Hello, POSITIONS_MAX, Promise,
-    TORN_MAX, VERSION, Welcome,
+    BLOCK_MAX, BlockData, Fence, Frame, GOODBYE_BYTES_MAX, GoodbyeCode, Hello, POSITIONS_MAX,
+    Promise, TORN_MAX, VERSION, Welcome,
 };
-pub use header::{BODY_BYTES_MAX, DATA_BYTES_MAX, FRAME_BYTES_MAX, HEADER_BYTES, Kind, MAGIC};
+pub use header::{
+    BODY_BYTES_MAX, DATA_BYTES_MAX, FRAME_BYTES_MAX, GREETING_BYTES_MAX, HEADER_BYTES, Kind,
+    Limits, MAGIC,
+};
 pub use payload::Payload;

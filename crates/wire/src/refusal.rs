@@ -68,8 +68,8 @@ pub(crate) fn read_error_code(error: ReadError) -> (u32, u64, u64) {
     }
 }
 
-pub(crate) fn read_error_from(code: u32, block: u64, argument: u64) -> Option<ReadError> {
-    let (block, position) = (Block(block), Position::unpack(argument));
+pub(crate) fn read_error_from(code: u32, block: Block, argument: u64) -> Option<ReadError> {
+    let position = Position::unpack(argument);
     Some(match code {
         1 => ReadError::Checksum { block, position },
         2 => ReadError::Torn { block, position },
