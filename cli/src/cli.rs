@@ -169,10 +169,8 @@ impl Cli {
             }
             Command::StorageNode(args) => {
                 crate::daemons::storage_node(*args).map(|()| Outcome::Good)
-            },
-            Command::Initiator(args) => {
-                crate::daemons::initiator(*args).map(|()| Outcome::Good)
-            },
+            }
+            Command::Initiator(args) => crate::daemons::initiator(*args).map(|()| Outcome::Good),
             Command::FloorReplica(args) => bench::floor_replica::run(&args).map(|()| Outcome::Good),
         }
     }

@@ -11,7 +11,10 @@ fn log_to_stderr() {
     let filter = filter.unwrap_or_else(|_| "info".into());
     let subscriber = tracing_subscriber::fmt().with_env_filter(filter);
     // A second call only happens in tests, where the first one's subscriber stays.
-    let _ = subscriber.with_writer(std::io::stderr).with_ansi(false).try_init();
+    let _ = subscriber
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .try_init();
 }
 
 /// Runs a storage node until it is told to stop.

@@ -158,7 +158,11 @@ fn a_flipped_bit_on_the_only_replica_is_an_error_and_never_wrong_data() {
 
 /// Gives both superblocks another format version and a correct checksum (docs/disk-format.md).
 fn set_format_version(blocks: &Path, version: u32) {
-    let file = File::options().read(true).write(true).open(blocks).expect("opens");
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .open(blocks)
+        .expect("opens");
     for offset in [0, 64 << 10] {
         let mut page = [0; 4096];
         file.read_exact_at(&mut page, offset).expect("reads");

@@ -101,7 +101,12 @@ impl Generator {
     fn begin(&mut self, job: Job) {
         let lane = |(i, volume): (usize, &VolumeHandle)| Lane {
             volume: *volume,
-            offsets: Offsets::new(job.mode, self.span_bytes, job.request_bytes as u64, i as u64),
+            offsets: Offsets::new(
+                job.mode,
+                self.span_bytes,
+                job.request_bytes as u64,
+                i as u64,
+            ),
             started: vec![Instant::now(); job.depth],
             free: (0..job.depth).collect(),
             left: match job.limit {
@@ -134,16 +139,24 @@ impl Running {
     fn issue(&mut self, context: &mut Context<'_>) {
         for (index, lane) in self.lanes.iter_mut().enumerate() {
             while lane.left > 0 && context.can_accept(lane.volume) {
-                let Some(slot) = lane.free.pop_front() else { break };
+                let Some(slot) = lane.free.pop_front() else {
+                    break;
+                };
                 lane.left -= 1;
                 self.operations += 1;
                 let offset = lane.offsets.next_offset();
                 let request = if self.job.mode.is_write() {
                     self.buffer.stamp(self.operations);
-                    ByteRequest::Write { offset, data: &self.buffer }
+                    ByteRequest::Write {
+                        offset,
+                        data: &self.buffer,
+                    }
                 } else {
                     // At most 32 MiB, see Args::check.
-                    ByteRequest::Read { offset, len: self.job.request_bytes as u32 }
+                    ByteRequest::Read {
+                        offset,
+                        len: self.job.request_bytes as u32,
+                    }
                 };
                 lane.started[slot] = Instant::now();
                 let ticket = Ticket((index * self.job.depth + slot) as u64);
@@ -160,7 +173,9 @@ impl Running {
     fn complete(&mut self, ticket: Ticket, result: Result<Completed<'_>, IoError>) {
         let ticket = ticket.0 as usize;
         let (index, slot) = (ticket / self.job.depth, ticket % self.job.depth);
-        let Some(lane) = self.lanes.get_mut(index) else { return };
+        let Some(lane) = self.lanes.get_mut(index) else {
+            return;
+        };
         match result {
             Ok(_) => {
                 self.recorder.record_since(lane.started[slot]);
@@ -174,7 +189,9 @@ impl Running {
     }
 
     fn is_idle(&self) -> bool {
-        self.lanes.iter().all(|lane| lane.free.len() == lane.started.len())
+        self.lanes
+            .iter()
+            .all(|lane| lane.free.len() == lane.started.len())
     }
 }
 
@@ -213,7 +230,9 @@ impl FrontEnd for Generator {
                 self.begin(job);
             }
         }
-        let Some(running) = &mut self.running else { return Time::NEVER };
+        let Some(running) = &mut self.running else {
+            return Time::NEVER;
+        };
         let over = running.is_over();
         if !over {
             running.issue(context);

@@ -52,7 +52,12 @@ impl LibraryLoad {
         let (result_queue, results) = channel();
         let (doorbell, bell) = UnixStream::pair().context("making a socket pair")?;
         let generator: FrontEndMaker = Box::new(move || {
-            Box::new(Generator::new(job_queue, result_queue, bell.into(), span_bytes))
+            Box::new(Generator::new(
+                job_queue,
+                result_queue,
+                bell.into(),
+                span_bytes,
+            ))
         });
         let engine = ashlar_engine::Options {
             kind: args.engine.map(|engine| match engine {
@@ -62,7 +67,11 @@ impl LibraryLoad {
             busy_poll: Duration::from_micros(args.busy_poll_us),
             ..ashlar_engine::Options::default()
         };
-        let options = ThreadOptions { cpu: pinning.client(), engine, ..ThreadOptions::default() };
+        let options = ThreadOptions {
+            cpu: pinning.client(),
+            engine,
+            ..ThreadOptions::default()
+        };
         let thread = InitiatorThread::spawn(options, vec![generator])?;
         let mut load = LibraryLoad {
             thread: Some(thread),
@@ -79,7 +88,9 @@ impl LibraryLoad {
             let spec = volume_spec(&volume.attach_request())?;
             let id = spec.id;
             let handle = load.thread.as_ref().context("the thread")?.handle().clone();
-            handle.attach(spec, ATTACH_TIMEOUT).with_context(|| format!("attaching {}", volume.name))?;
+            handle
+                .attach(spec, ATTACH_TIMEOUT)
+                .with_context(|| format!("attaching {}", volume.name))?;
             load.volumes.push(id);
         }
         Ok(load)
@@ -107,8 +118,12 @@ impl LibraryLoad {
         if self.jobs.send(job).is_err() {
             bail!("the initiator thread has ended");
         }
-        self.doorbell.write_all(&[1]).context("waking the initiator thread")?;
-        self.results.recv().context("the initiator thread has ended")
+        self.doorbell
+            .write_all(&[1])
+            .context("waking the initiator thread")?;
+        self.results
+            .recv()
+            .context("the initiator thread has ended")
     }
 }
 
@@ -133,7 +148,9 @@ impl Load for LibraryLoad {
 
 impl Drop for LibraryLoad {
     fn drop(&mut self) {
-        let Some(thread) = self.thread.take() else { return };
+        let Some(thread) = self.thread.take() else {
+            return;
+        };
         thread.handle().stop(DRAIN_TIMEOUT);
         // Its end was asked for; an error now changes nothing that was measured.
         let _ = thread.join();
