@@ -64,6 +64,10 @@ impl Default for Options {
 
 /// What happened.
 #[derive(Clone, Debug)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "moved once into the machine; a box would be an allocation per answer"
+)]
 pub enum Event<P> {
     /// Begin to attach. The seed feeds nonces and back-off; it must be fresh and unguessable.
     Attach {

@@ -266,7 +266,8 @@ impl<P: Clone> Initiator<P> {
     /// Only when all blocks are equal and durable: one step per member (holes 7).
     fn set_last(&mut self, effects: &mut Effects<P>) {
         let position = self.last_of(self.attach.set[0]);
-        for n in self.attach.set[1..].to_vec() {
+        for at in 1..self.attach.set.len() {
+            let n = self.attach.set[at];
             if self.last_of(n) != position {
                 self.task(n, Task::Last(n), effects, |id| Request::SetLast {
                     id,
