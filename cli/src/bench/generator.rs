@@ -225,10 +225,10 @@ impl FrontEnd for Generator {
     }
 
     fn turn(&mut self, context: &mut Context<'_>) -> Time {
-        if self.running.is_none() {
-            if let Ok(job) = self.jobs.try_recv() {
-                self.begin(job);
-            }
+        if self.running.is_none()
+            && let Ok(job) = self.jobs.try_recv()
+        {
+            self.begin(job);
         }
         let Some(running) = &mut self.running else {
             return Time::NEVER;

@@ -72,6 +72,10 @@ pub(crate) enum Fault {
 }
 
 #[cfg(test)]
+#[allow(
+    clippy::items_after_test_module,
+    reason = "what follows is the switch's use, not code under test"
+)]
 mod switch {
     use super::Fault;
     use core::cell::Cell;

@@ -35,6 +35,10 @@ pub(super) enum ToMember {
 }
 
 #[derive(Clone, Debug)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "few are in flight, and only in tests"
+)]
 pub(super) enum ToHost {
     Reply(Epoch, Reply<Payload>),
     Renewed(Time),
