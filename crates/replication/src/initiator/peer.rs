@@ -60,6 +60,8 @@ pub(super) struct Peer {
     pub(super) lost: Sequence,
     /// Gaps that it will report because a write before them was refused.
     pub(super) stale_gaps: u64,
+    /// The newest write that it will refuse so.
+    pub(super) stale_upto: Sequence,
     /// The write that it refused for want of space and that was not sent again; else zero.
     pub(super) full_at: Sequence,
     /// No writes or resync are sent before this time.
@@ -100,6 +102,7 @@ impl Peer {
             in_flight: Sequence(0),
             lost: Sequence(0),
             stale_gaps: 0,
+            stale_upto: Sequence(0),
             full_at: Sequence(0),
             retry_at: Time(0),
             enter_again_at: Time::NEVER,
@@ -149,6 +152,9 @@ impl Peer {
         self.ready = false;
         if self.in_flight > self.took {
             self.lost = self.lost.max(self.in_flight);
+        }
+        if self.stale_gaps > 0 {
+            self.lost = self.lost.max(self.stale_upto);
         }
         self.in_flight = Sequence(0);
         self.stale_gaps = 0;

@@ -52,6 +52,8 @@ pub(super) struct Stream<P> {
     waiting: VecDeque<Entry<P>>,
     /// Writes that a client waits for.
     tickets: usize,
+    /// The write that nobody has room for and whose sequence is to be taken back (B6).
+    refused: Option<Sequence>,
 }
 
 impl<P> Stream<P> {
@@ -65,6 +67,7 @@ impl<P> Stream<P> {
             acknowledged: Sequence(0),
             waiting: VecDeque::new(),
             tickets: 0,
+            refused: None,
         }
     }
 

@@ -4,6 +4,7 @@
 use core::time::Duration;
 
 use crate::faults::{Fault, is_broken};
+use crate::initiator::peer::Peer;
 use crate::initiator::{Effect, Effects, Initiator, IoError, Phase};
 use crate::message::Refusal;
 use crate::values::{Sequence, Time};
@@ -26,14 +27,21 @@ impl<P: Clone> Initiator<P> {
             return;
         }
         let peer = &mut self.peers[n];
+        // It was sent behind a write that was refused; the connection keeps the order, so these
+        // refusals come before any answer to what is sent again.
+        let is_stale = peer.stale_gaps > 0;
+        if is_stale {
+            peer.stale_gaps -= 1;
+            self.take_back(now);
+        }
+        let peer = &mut self.peers[n];
         match refusal {
             Refusal::Fenced { promised } => {
                 let member = peer.member.id;
                 self.fenced(now, member, promised, effects);
             }
+            Refusal::Gap { .. } if is_stale => {}
             Refusal::DeviceFull => self.no_room(now, n, sequence, effects),
-            // It was sent behind a write that was refused; the connection keeps the order.
-            Refusal::Gap { .. } if peer.stale_gaps > 0 => peer.stale_gaps -= 1,
             // It lost its place: begin again, which tells where it is.
             Refusal::Gap { .. } | Refusal::NotStarted => self.reconnect(now, n, effects),
             _ => {
@@ -59,6 +67,7 @@ impl<P: Clone> Initiator<P> {
             return;
         }
         peer.stale_gaps += peer.in_flight.0 - sequence.0;
+        peer.stale_upto = peer.in_flight;
         peer.in_flight = Sequence(sequence.0 - 1);
         peer.sent = peer.in_flight;
         peer.full_at = sequence;
@@ -70,10 +79,8 @@ impl<P: Clone> Initiator<P> {
         if sequence <= self.stream.acknowledged || self.can_still_hold(sequence) {
             return;
         }
-        let Some(index) = self.stream.index(sequence) else {
-            return;
-        };
-        if let Some(entry) = self.stream.entries.get_mut(index)
+        let entry = self.stream.index(sequence);
+        if let Some(entry) = entry.and_then(|index| self.stream.entries.get_mut(index))
             && let Some(ticket) = entry.ticket.take()
         {
             self.stream.tickets -= 1;
@@ -82,7 +89,8 @@ impl<P: Clone> Initiator<P> {
                 result: Err(IoError::NoSpace),
             });
         }
-        self.take_back(now, sequence);
+        self.stream.refused = Some(sequence);
+        self.take_back(now);
     }
 
     /// Whether a write quorum may still take the write: enough have not refused it.
@@ -90,29 +98,34 @@ impl<P: Clone> Initiator<P> {
         let Some(c) = &self.committed else {
             return true;
         };
-        let full = |p: &&super::super::Peer| {
+        let full = |p: &&Peer| {
             c.in_sync.contains(&p.member.id) && p.full_at == sequence && p.answered < sequence
         };
         c.in_sync.len() - self.peers.iter().filter(full).count() >= c.write_quorum()
     }
 
-    /// B6: gives the sequence to the next write, if nobody holds the refused one and nobody can get it
-    /// any more: it was refused wherever it was sent, and never sent on a connection that was lost.
-    /// Later writes are behind it on the same connections and are refused as gaps (M4). Otherwise it
-    /// stays undecided in the stream (W3) until there is room.
-    fn take_back(&mut self, now: Time, sequence: Sequence) {
-        let nowhere = |p: &super::super::Peer| {
-            p.took < sequence && p.in_flight < sequence && p.lost < sequence
+    /// B6: gives the sequence of a write that nobody has room for to the next one, if nobody holds it or
+    /// one behind it and nobody can get one any more: they were refused wherever they were sent, and never
+    /// sent on a connection that was lost. Otherwise it stays undecided in the stream (W3) until there is room.
+    fn take_back(&mut self, now: Time) {
+        let Some(sequence) = self.stream.refused else {
+            return;
+        };
+        if sequence <= self.stream.acknowledged || self.can_still_hold(sequence) {
+            self.stream.refused = None;
+            return;
+        }
+        let nowhere = |p: &Peer| {
+            p.took < sequence && p.in_flight < sequence && p.lost < sequence && p.stale_gaps == 0
         };
         if !self.peers.iter().all(nowhere) && !is_broken(Fault::TakeBackAlways) {
             return;
         }
-        let Some(index) = self.stream.index(sequence) else {
+        let index = self.stream.index(sequence);
+        let Some(entry) = index.and_then(|index| self.stream.entries.remove(index)) else {
             return;
         };
-        let Some(entry) = self.stream.entries.remove(index) else {
-            return;
-        };
+        self.stream.refused = None;
         self.stream.bytes -= entry.bytes();
         self.stream.open_bytes -= entry.bytes();
         self.stream.issued = Sequence(self.stream.issued.0 - 1);
