@@ -107,17 +107,13 @@ impl<'a> Decoder<'a> {
     fn copy(&mut self) -> Result<Request<BlockData<'a>>, WireError> {
         let range = self.range()?;
         let words = self.packed(range.count * 2)?;
-        let step = |n: usize| {
-            Some(CopyStep {
-                expected: words.get(2 * n)?,
-                position: words.get(2 * n + 1)?,
-            })
-        };
+        let pairs = words.iter().step_by(2).zip(words.iter().skip(1).step_by(2));
+        let step = |(expected, position)| CopyStep { expected, position };
         Ok(Request::Copy {
             id: self.id(),
             pass: self.pass()?,
             range,
-            steps: (0..range.count as usize).filter_map(step).collect(),
+            steps: pairs.map(step).collect(),
             content: self.content(range.count)?,
         })
     }
