@@ -26,6 +26,8 @@ pub(super) enum Step {
     Transmission(usize, VolumeHandle),
     /// The connection is to be closed; what was answered goes out first.
     Close,
+    /// What came is not the protocol: to be closed.
+    FramingLost,
 }
 
 /// State of a negotiation.
@@ -35,6 +37,8 @@ pub(super) struct Negotiation {
     no_zeroes: bool,
     /// Bytes of a refused option that are still to be read past.
     skip: u32,
+    /// An option was answered by an error since [`Negotiation::take_refused`].
+    refused: bool,
     pub(super) structured: bool,
     /// The export that base:allocation was chosen for.
     context_of: Option<String>,
@@ -48,14 +52,15 @@ pub(super) fn greeting(out: &mut Vec<u8>) {
     out.extend_from_slice(&(FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES).to_be_bytes());
 }
 
-fn transmission_flags(volume: &VolumeInfo) -> u16 {
+fn transmission_flags(volume: &VolumeInfo, structured: bool) -> u16 {
     use transmission as t;
-    let always = t::HAS_FLAGS | t::SEND_FLUSH | t::SEND_FUA | t::SEND_DF | t::CAN_MULTI_CONN;
+    let always = t::HAS_FLAGS | t::SEND_FLUSH | t::SEND_FUA | t::CAN_MULTI_CONN;
+    let chunks = if structured { t::SEND_DF } else { 0 };
     let access = match volume.access {
         VolumeAccess::ReadOnly => t::READ_ONLY,
         VolumeAccess::ReadWrite => t::SEND_TRIM | t::SEND_WRITE_ZEROES | t::SEND_FAST_ZERO,
     };
-    always | access
+    always | chunks | access
 }
 
 /// Reads past `len` bytes as text. None when they are not there or not UTF-8.
@@ -75,8 +80,8 @@ impl Negotiation {
             }
             let flags = u32_at(input, 0);
             let known = u32::from(FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES);
-            if flags & !known != 0 || flags & u32::from(FLAG_FIXED_NEWSTYLE) == 0 {
-                return Step::Close;
+            if flags & !known != 0 {
+                return Step::FramingLost;
             }
             self.no_zeroes = flags & u32::from(FLAG_NO_ZEROES) != 0;
             self.greeted = true;
@@ -95,14 +100,14 @@ impl Negotiation {
             return Step::Need(OPTION_HEADER_BYTES);
         }
         if u64_at(input, 0) != OPTION_MAGIC {
-            return Step::Close;
+            return Step::FramingLost;
         }
         let (kind, len) = (u32_at(input, 8), u32_at(input, 12));
         if len > OPTION_BYTES_MAX {
             if kind == option::EXPORT_NAME || len > 16 * OPTION_BYTES_MAX {
-                return Step::Close;
+                return Step::FramingLost;
             }
-            option_reply(out, kind, reply::TOO_BIG, b"the option is too long");
+            self.refuse(out, kind, reply::TOO_BIG, b"the option is too long");
             self.skip = len;
             return Step::Used(OPTION_HEADER_BYTES);
         }
@@ -128,10 +133,11 @@ impl Negotiation {
                     .and_then(|name| exports.find(name));
                 // This option has no way to answer an error.
                 let Some((handle, volume)) = found else {
+                    self.refused = true;
                     return Step::Close;
                 };
                 out.extend_from_slice(&volume.size_bytes.to_be_bytes());
-                out.extend_from_slice(&transmission_flags(volume).to_be_bytes());
+                out.extend_from_slice(&transmission_flags(volume, self.structured).to_be_bytes());
                 if !self.no_zeroes {
                     out.extend_from_slice(&[0; 124]);
                 }
@@ -150,9 +156,9 @@ impl Negotiation {
                 }
                 option_reply(out, kind, reply::ACK, &[]);
             }
-            option::LIST => option_reply(out, kind, reply::INVALID, b"LIST has no data"),
+            option::LIST => self.refuse(out, kind, reply::INVALID, b"LIST has no data"),
             option::STARTTLS => {
-                option_reply(
+                self.refuse(
                     out,
                     kind,
                     reply::POLICY,
@@ -171,14 +177,25 @@ impl Negotiation {
                 option_reply(out, kind, reply::ACK, &[]);
             }
             option::STRUCTURED_REPLY => {
-                option_reply(out, kind, reply::INVALID, b"STRUCTURED_REPLY has no data");
+                self.refuse(out, kind, reply::INVALID, b"STRUCTURED_REPLY has no data");
             }
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => {
                 self.meta_context(kind, data, exports, out);
             }
-            _ => option_reply(out, kind, reply::UNSUPPORTED, b"the option is not known"),
+            _ => self.refuse(out, kind, reply::UNSUPPORTED, b"the option is not known"),
         }
         Step::Used(bytes)
+    }
+
+    /// Answers an error.
+    fn refuse(&mut self, out: &mut Vec<u8>, option: u32, kind: u32, text: &[u8]) {
+        self.refused = true;
+        option_reply(out, option, kind, text);
+    }
+
+    /// Whether an option was refused since the last call.
+    pub(super) fn take_refused(&mut self) -> bool {
+        std::mem::take(&mut self.refused)
     }
 
     /// INFO and GO; the volume when it was found.
@@ -195,11 +212,11 @@ impl Negotiation {
             .get(at..at + 2)
             .map(|bytes| usize::from(u16_at(bytes, 0)));
         let (Some(name), Some(count)) = (name, count) else {
-            option_reply(out, kind, reply::INVALID, b"the option's data is malformed");
+            self.refuse(out, kind, reply::INVALID, b"the option's data is malformed");
             return None;
         };
         if data.len() != at + 2 + 2 * count {
-            option_reply(
+            self.refuse(
                 out,
                 kind,
                 reply::INVALID,
@@ -208,7 +225,7 @@ impl Negotiation {
             return None;
         }
         let Some((handle, volume)) = exports.find(name) else {
-            option_reply(
+            self.refuse(
                 out,
                 kind,
                 reply::UNKNOWN,
@@ -219,7 +236,7 @@ impl Negotiation {
         let wants = |info: u16| data[at + 2..].chunks_exact(2).any(|w| u16_at(w, 0) == info);
         let mut export = info::EXPORT.to_be_bytes().to_vec();
         export.extend_from_slice(&volume.size_bytes.to_be_bytes());
-        export.extend_from_slice(&transmission_flags(volume).to_be_bytes());
+        export.extend_from_slice(&transmission_flags(volume, self.structured).to_be_bytes());
         option_reply(out, kind, reply::INFO, &export);
         for which in [info::NAME, info::DESCRIPTION] {
             if wants(which) {
@@ -249,7 +266,7 @@ impl Negotiation {
     fn meta_context(&mut self, kind: u32, data: &[u8], exports: &impl Exports, out: &mut Vec<u8>) {
         if !self.structured {
             let text = b"STRUCTURED_REPLY has to be negotiated first";
-            return option_reply(out, kind, reply::INVALID, text);
+            return self.refuse(out, kind, reply::INVALID, text);
         }
         let mut at = 0;
         let parsed = (|| {
@@ -265,11 +282,11 @@ impl Negotiation {
             (at == data.len()).then_some((name, base))
         })();
         let Some((name, base)) = parsed else {
-            return option_reply(out, kind, reply::INVALID, b"the option's data is malformed");
+            return self.refuse(out, kind, reply::INVALID, b"the option's data is malformed");
         };
         let Some((_, volume)) = exports.find(name) else {
             let text = b"no volume of that name is attached here";
-            return option_reply(out, kind, reply::UNKNOWN, text);
+            return self.refuse(out, kind, reply::UNKNOWN, text);
         };
         if kind == option::SET_META_CONTEXT {
             self.context_of = base.then(|| volume.name.clone());

@@ -17,6 +17,8 @@ pub(super) const FLAG_NO_ZEROES: u16 = 2;
 pub(super) const OPTION_BYTES_MAX: u32 = 64 << 10;
 /// Bytes of an option's header.
 pub(super) const OPTION_HEADER_BYTES: usize = 16;
+/// Bytes of the header of a chunk of a structured reply.
+pub(super) const CHUNK_BYTES: usize = 20;
 /// Bytes of a request's header.
 pub(super) const REQUEST_BYTES: usize = 28;
 
@@ -96,7 +98,7 @@ pub(super) mod error {
     pub const IO: u32 = 5;
     pub const INVAL: u32 = 22;
     pub const NOSPC: u32 = 28;
-    pub const OVERFLOW: u32 = 75;
+    pub const NOTSUP: u32 = 95;
     pub const SHUTDOWN: u32 = 108;
 }
 
@@ -117,6 +119,8 @@ pub(super) struct Request {
     pub(super) len: u32,
 }
 
+/// # Panics
+/// When `bytes` is too short: callers check lengths first.
 fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     let mut array = [0; N];
     array.copy_from_slice(&bytes[at..at + N]);
@@ -136,8 +140,8 @@ pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 impl Request {
-    /// Reads a header of [`REQUEST_BYTES`]; None when its magic is wrong.
-    pub(super) fn parse(bytes: &[u8]) -> Option<Request> {
+    /// Reads a header; None when its magic is wrong.
+    pub(super) fn parse(bytes: &[u8; REQUEST_BYTES]) -> Option<Request> {
         (u32_at(bytes, 0) == REQUEST_MAGIC).then(|| Request {
             flags: u16_at(bytes, 4),
             command: u16_at(bytes, 6),
@@ -158,8 +162,8 @@ pub(super) fn simple_reply(error: u32, cookie: u64) -> [u8; 16] {
 }
 
 /// A structured reply chunk's header.
-pub(super) fn chunk_header(flags: u16, kind: u16, cookie: u64, len: u32) -> [u8; 20] {
-    let mut out = [0; 20];
+pub(super) fn chunk_header(flags: u16, kind: u16, cookie: u64, len: u32) -> [u8; CHUNK_BYTES] {
+    let mut out = [0; CHUNK_BYTES];
     out[..4].copy_from_slice(&STRUCTURED_REPLY_MAGIC.to_be_bytes());
     out[4..6].copy_from_slice(&flags.to_be_bytes());
     out[6..8].copy_from_slice(&kind.to_be_bytes());
