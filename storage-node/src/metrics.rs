@@ -77,12 +77,26 @@ counters! {
     ShardCounters {
         /// Connections accepted.
         connections,
-        /// Connections closed because framing was lost or a frame came where it has no place.
-        protocol_errors,
-        /// Frames with a wrong header or body checksum, or block data that does not match its checksum.
-        wire_checksum_errors,
-        /// Requests refused because their content is wrong.
-        malformed_requests,
+        /// Connections refused because there were too many.
+        connections_refused,
+        /// Connections closed because of bytes that are not of this protocol.
+        wrong_magic,
+        /// Connections closed because of a wrong header or body checksum.
+        frame_checksum_errors,
+        /// Connections closed because of block data that does not match its checksum.
+        data_checksum_errors,
+        /// Connections closed because of a frame above the limits.
+        oversized_frames,
+        /// Connections closed because of a frame of an unknown kind.
+        unknown_kinds,
+        /// Connections closed because of a frame that has no place where it came.
+        misplaced_frames,
+        /// Connections closed because there is no common version.
+        version_mismatches,
+        /// Whole frames whose content is wrong; requests among them were refused.
+        malformed_frames,
+        /// Requests refused because nothing is attached with their handle.
+        unknown_handles,
         /// Fences refused because the proof of the volume's key does not verify.
         unauthenticated_fences,
         /// Fences promised.
@@ -101,14 +115,18 @@ counters! {
         read_bytes,
         /// Reads that failed.
         read_errors,
-        /// Blocks copied by a resync or an equalisation.
+        /// Blocks of data copied by a resync.
         copied_blocks,
+        /// Blocks of data written to make replicas equal at an attach.
+        equalised_blocks,
         /// Blocks repaired.
         repaired_blocks,
         /// Configurations stored.
         configurations,
         /// Times that a connection was paused because it had too much under way.
         admission_pauses,
+        /// Times that a connection was paused because its peer did not take its answers.
+        backlog_pauses,
         /// Turns of the shard's loop.
         turns,
     }

@@ -46,7 +46,11 @@ pub fn start(store: &StoreOptions, node: &NodeOptions, id: [u8; 16]) -> anyhow::
         match open(&options, &node, id) {
             Ok((shard, started, _locks)) => {
                 let _ = sender.send(Ok(started));
-                shard.run().context("the shard ended")
+                let ended = shard.run();
+                if let Err(error) = &ended {
+                    tracing::error!(%error, store = %options.directory.display(), "the shard ended");
+                }
+                ended.context("the shard ended")
             }
             Err(error) => {
                 let _ = sender.send(Err(error));

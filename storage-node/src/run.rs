@@ -1,7 +1,8 @@
 //! A storage node from its options to its end.
 
-use std::io::Write as _;
-use std::os::unix::fs::PermissionsExt as _;
+use std::io::{ErrorKind, Write as _};
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context as _;
@@ -114,12 +115,13 @@ async fn serve(options: &NodeOptions, shards: &[Running]) -> anyhow::Result<()> 
 }
 
 /// Binds a unix socket that only its owner may use; a socket that a dead process left is replaced.
-fn unix_listener(path: &std::path::Path) -> std::io::Result<UnixListener> {
-    if std::os::unix::net::UnixStream::connect(path).is_err() {
-        match std::fs::remove_file(path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
+fn unix_listener(path: &Path) -> std::io::Result<UnixListener> {
+    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket());
+    let is_abandoned = is_socket
+        && std::os::unix::net::UnixStream::connect(path)
+            .is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused);
+    if is_abandoned {
+        std::fs::remove_file(path)?;
     }
     let listener = UnixListener::bind(path)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;

@@ -130,6 +130,8 @@ pub enum Waiting {
 pub struct Describe {
     /// Of which replica.
     pub slot: ReplicaSlot,
+    /// Of which volume.
+    pub volume: VolumeId,
     /// What has been found so far.
     pub found: ExtentInfo,
     /// None while the whole extent is read at once; else the block that is being read.

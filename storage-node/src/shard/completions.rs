@@ -1,15 +1,13 @@
 //! From the store back to the sockets: answers to what is durable or read.
 
 use ashlar_replication::message::{Refusal, Reply, RequestId};
-use ashlar_replication::values::{BLOCK_BYTES, BlockRange, Epoch, ExtentIndex, Time};
-use ashlar_replication::{message::TornBlocks, values::Block};
+use ashlar_replication::values::{BLOCK_BYTES, Epoch, ExtentIndex, Time};
 use ashlar_store::{Completion, Outcome, ReadOutcome, StoreError};
 use ashlar_wire::proof::{Subject, VolumeKey};
 use ashlar_wire::{Promise, TORN_MAX, encode};
 
-use crate::scheduler::Cost;
-use crate::shard::commands::{CommandError, Describe, Waiting};
-use crate::shard::connection::Phase;
+use crate::shard::commands::Waiting;
+use crate::shard::connection::{Asker, Phase};
 use crate::shard::core::Core;
 use crate::shard::pending::{Answer, Pending};
 use crate::shard::requests::refusal_of;
@@ -22,7 +20,9 @@ impl Core {
                 continue;
             };
             self.scheduler.finished(pending.cost);
-            self.admission_end(pending.socket, pending.bytes);
+            if let Some(asker) = &pending.asker {
+                self.admission_end(asker.socket, pending.bytes);
+            }
             self.answer(now, pending, outcome);
         }
     }
@@ -44,9 +44,9 @@ impl Core {
                 self.owe_applied(pending.slot);
             }
             (Answer::Write(position), Outcome::Done(Err(error))) => {
-                counters.refusals += 1;
                 let (sequence, refusal) = (position.sequence, refusal_of(error));
                 let reply = Reply::<()>::WriteRefused { sequence, refusal };
+                self.count_refusal(refusal);
                 self.reply(&pending, &reply);
             }
             (Answer::Done(id), Outcome::Done(Ok(()))) => {
@@ -54,8 +54,9 @@ impl Core {
             }
             (Answer::Resync(id, last), Outcome::Done(Ok(()))) => {
                 let (id, last) = (*id, *last);
+                // Also back: what was durable before belongs to another pass.
                 if let Some(slot) = self.slot(pending.slot) {
-                    slot.durable = slot.durable.max(last);
+                    slot.durable = last;
                 }
                 self.reply(&pending, &Reply::<()>::Done { id });
             }
@@ -73,8 +74,7 @@ impl Core {
             (Answer::Read(id), Outcome::Read(Err(error))) => {
                 counters.read_errors += 1;
                 let id = *id;
-                if let Some(socket) = pending.socket {
-                    let handle = pending.handle;
+                if let Some(Asker { socket, handle, .. }) = self.asker(&pending) {
                     self.outbox
                         .frame(socket, |out| encode::read_failed(out, handle, id, error));
                 }
@@ -83,6 +83,14 @@ impl Core {
                 counters.copied_blocks += pending.bytes / BLOCK_BYTES as u64;
                 let reply = Reply::<()>::Copied { id: *id, changed };
                 self.reply(&pending, &reply);
+            }
+            (Answer::Equalise(id), Outcome::Done(Ok(()))) => {
+                counters.equalised_blocks += pending.bytes / BLOCK_BYTES as u64;
+                self.reply(&pending, &Reply::<()>::Done { id: *id });
+            }
+            (Answer::Repair(id), Outcome::Done(Ok(()))) => {
+                counters.repaired_blocks += 1;
+                self.reply(&pending, &Reply::<()>::Done { id: *id });
             }
             (Answer::Positions(id), Outcome::Positions(Ok(list))) => {
                 let last = self.store.replica(pending.slot).map(|r| r.state.last);
@@ -97,11 +105,13 @@ impl Core {
             (Answer::Digests(id), Outcome::Digests(Ok(digests))) => {
                 self.reply(&pending, &Reply::<()>::Digests { id: *id, digests });
             }
-            (Answer::Control(_), outcome) => self.control_answer(pending, outcome),
+            (Answer::Control(_), outcome) => self.control_answer(now, pending, outcome),
             (
                 Answer::Done(id)
                 | Answer::Resync(id, _)
                 | Answer::Copy(id)
+                | Answer::Equalise(id)
+                | Answer::Repair(id)
                 | Answer::Positions(id)
                 | Answer::Digests(id),
                 Outcome::Done(Err(error))
@@ -113,31 +123,32 @@ impl Core {
                 self.refused(&pending, id, refusal_of(error));
             }
             (Answer::Write(_) | Answer::Done(_) | Answer::Resync(..) | Answer::Read(_), _)
-            | (Answer::Copy(_) | Answer::Positions(_) | Answer::Digests(_), _)
-            | (Answer::Fence(_), _) => unreachable!("the store answers each call with its outcome"),
+            | (Answer::Copy(_) | Answer::Equalise(_) | Answer::Repair(_), _)
+            | (Answer::Positions(_) | Answer::Digests(_) | Answer::Fence(_), _) => {
+                unreachable!("the store answers each call with its outcome")
+            }
         }
     }
 
+    /// Who asked, if an answer would still find the attachment.
+    fn asker(&self, pending: &Pending) -> Option<Asker> {
+        pending.asker.filter(|asker| self.is_attached(asker))
+    }
+
     fn reply(&mut self, pending: &Pending, reply: &Reply<()>) {
-        if let Some(socket) = pending.socket
-            && self.connections.contains_key(&socket)
-        {
+        if let Some(Asker { socket, handle, .. }) = self.asker(pending) {
             self.outbox
-                .frame(socket, |out| encode::reply(out, pending.handle, reply));
+                .frame(socket, |out| encode::reply(out, handle, reply));
         }
     }
 
     fn refused(&mut self, pending: &Pending, id: RequestId, refusal: Refusal) {
-        self.metrics.counters.refusals += 1;
+        self.count_refusal(refusal);
         self.reply(pending, &Reply::<()>::Refused { id, refusal });
     }
 
     fn data(&mut self, pending: &Pending, id: RequestId, mut read: ReadOutcome) {
-        let handle = pending.handle;
-        let socket = pending
-            .socket
-            .filter(|socket| self.connections.contains_key(socket));
-        if let Some(socket) = socket {
+        if let Some(Asker { socket, handle, .. }) = self.asker(pending) {
             let positions = &read.positions;
             match read.buf.take() {
                 Some(buf) => {
@@ -156,14 +167,15 @@ impl Core {
     }
 
     fn promised(&mut self, pending: &Pending, epoch: Epoch, result: Result<(), StoreError>) {
-        let Some(socket) = pending.socket else { return };
+        let Some(Asker { socket, handle, .. }) = pending.asker else {
+            return;
+        };
         let Some(connection) = self.connections.get(&socket) else {
             return;
         };
         let Phase::Open(challenges) = connection.phase else {
             return;
         };
-        let handle = pending.handle;
         let replica = self.store.replica(pending.slot);
         let refusal = match (result, replica) {
             (Err(error), _) => Some(refusal_of(error)),
@@ -175,7 +187,7 @@ impl Core {
             _ => None,
         };
         if let Some(refusal) = refusal {
-            self.metrics.counters.refusals += 1;
+            self.count_refusal(refusal);
             self.outbox
                 .frame(socket, |out| encode::fence_refused(out, handle, refusal));
             return;
@@ -207,7 +219,7 @@ impl Core {
         });
     }
 
-    fn control_answer(&mut self, pending: Pending, outcome: Outcome) {
+    fn control_answer(&mut self, now: Time, pending: Pending, outcome: Outcome) {
         let Answer::Control(waiting) = pending.answer else {
             return;
         };
@@ -227,101 +239,9 @@ impl Core {
                 let _ = answer.send(result.map(extents).map_err(Into::into));
             }
             (Waiting::Describe(describe), Outcome::Read(result)) => {
-                self.described(describe, result);
+                self.described(now, describe, result);
             }
             _ => unreachable!("the store answers each call with its outcome"),
-        }
-    }
-
-    /// A read for [`crate::shard::commands::Command::Describe`] is done: the whole extent, or the next
-    /// block once the extent as a whole could not be read.
-    fn described(
-        &mut self,
-        mut describe: Describe,
-        result: Result<ReadOutcome, ashlar_replication::message::ReadError>,
-    ) {
-        let next = match (result, describe.block) {
-            (Ok(read), block) => {
-                let first = block.unwrap_or(0) as usize;
-                for (n, (position, crc)) in read.positions.iter().zip(&read.crcs).enumerate() {
-                    describe.found.positions[first + n] = position.pack();
-                    describe.found.crcs[first + n] = *crc;
-                }
-                self.store.recycle(&mut self.device, read);
-                block.map(|block| block + 1)
-            }
-            (Err(_), None) => Some(0),
-            (Err(error), Some(block)) => {
-                use ashlar_replication::message::ReadError;
-                describe.found.bad_blocks.push(block);
-                if let ReadError::Checksum { position, .. } | ReadError::Torn { position, .. } =
-                    error
-                {
-                    describe.found.positions[block as usize] = position.pack();
-                }
-                Some(block + 1)
-            }
-        };
-        match next {
-            Some(block) if block < describe.blocks => {
-                describe.block = Some(block);
-                self.describe_step(describe);
-            }
-            _ => {
-                let _ = describe.answer.send(Ok(describe.found));
-            }
-        }
-    }
-
-    /// Starts the next read of a [`Describe`].
-    pub(super) fn describe_step(&mut self, describe: Describe) {
-        let slot = describe.slot;
-        let first = describe.found.extent.first_block();
-        let range = match describe.block {
-            None => BlockRange {
-                start: first,
-                count: describe.blocks,
-            },
-            Some(block) => BlockRange {
-                start: Block(first.0 + u64::from(block)),
-                count: 1,
-            },
-        };
-        let answer = Answer::Control(Box::new(Waiting::Describe(describe)));
-        let token = self.begin_control(slot, answer);
-        let (store, device) = (&mut self.store, &mut self.device);
-        if let Err(error) = store.read(device, token, slot, range, TornBlocks::Refuse) {
-            self.fail_control(token, error.into());
-        }
-    }
-
-    /// Keeps a command that waits for the store.
-    pub(super) fn begin_control(&mut self, slot: ashlar_store::ReplicaSlot, answer: Answer) -> u64 {
-        self.pending.insert(Pending {
-            socket: None,
-            handle: 0,
-            slot,
-            cost: Cost(0),
-            bytes: 0,
-            started: Time(0),
-            answer,
-        })
-    }
-
-    /// The store refused to begin a command.
-    pub(super) fn fail_control(&mut self, token: u64, error: CommandError) {
-        let Some(Pending {
-            answer: Answer::Control(waiting),
-            ..
-        }) = self.pending.remove(token)
-        else {
-            return;
-        };
-        match *waiting {
-            Waiting::Create(_, answer) | Waiting::Grow(_, answer) => drop(answer.send(Err(error))),
-            Waiting::Delete(answer) | Waiting::SetEvicted(answer) => drop(answer.send(Err(error))),
-            Waiting::Extents(answer) => drop(answer.send(Err(error))),
-            Waiting::Describe(describe) => drop(describe.answer.send(Err(error))),
         }
     }
 }

@@ -1,7 +1,9 @@
 //! What the shard knows of a connection, and what it admits on it.
 
+use ashlar_engine::SocketId;
 use ashlar_replication::values::{Epoch, Time, VolumeId};
 use ashlar_store::ReplicaSlot;
+use ashlar_wire::Limits;
 use ashlar_wire::proof::Challenges;
 
 /// Handles that an initiator may use on one connection: [0, this).
@@ -19,7 +21,7 @@ pub enum Phase {
 }
 
 /// A volume on a connection, from Fence to Release.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attachment {
     /// The replica.
     pub slot: ReplicaSlot,
@@ -29,39 +31,81 @@ pub struct Attachment {
     pub epoch: Epoch,
 }
 
-/// How much may be under way on one connection; the rest waits in its socket.
+/// Who asked for something. The handle may have got another meaning by the time it is answered, so
+/// the attachment is kept with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asker {
+    /// On which connection.
+    pub socket: SocketId,
+    /// With which handle.
+    pub handle: u32,
+    /// What the handle stood for.
+    pub attachment: Attachment,
+}
+
+/// How much may be under way; the rest waits in the sockets.
 #[derive(Clone, Copy, Debug)]
 pub struct Admission {
-    /// Requests.
+    /// Requests of one connection.
     pub operations_max: u32,
-    /// Bytes of block data, read or written.
+    /// Bytes of block data, read or written, of one connection; answers that its peer has not taken
+    /// count, too.
     pub bytes_max: u64,
+    /// Bytes of answers that the peer of a connection has not taken. Above it nothing more is read
+    /// from it until it has taken all.
+    pub backlog_bytes_max: usize,
+    /// Bytes of block data of all connections.
+    pub total_bytes_max: u64,
 }
+
+/// The same for a peer that has not proved to know any key: its answers are small.
+const UNPROVEN_BACKLOG_BYTES_MAX: usize = 16 << 10;
 
 /// A connection.
 pub struct Connection {
     /// How far the handshake is.
     pub phase: Phase,
+    /// Whether a Fence on it has proved to know a volume's key.
+    pub proven: bool,
     /// By handle.
     attachments: Vec<Option<Attachment>>,
     operations: u32,
     bytes: u64,
+    /// Bytes of answers that the peer had not taken when that was last looked at.
+    pub backlog_bytes: usize,
     /// Whether the engine was told to stop receiving.
     pub paused: bool,
+    /// Whether it waits for what other connections have under way.
+    pub held: bool,
     /// When the last Renew came.
     pub renewed_at: Option<Time>,
+    /// When anything came.
+    pub active_at: Time,
 }
 
 impl Connection {
     /// A connection that has just been accepted.
-    pub fn new() -> Connection {
+    pub fn new(now: Time) -> Connection {
         Connection {
             phase: Phase::Greeting,
+            proven: false,
             attachments: Vec::new(),
             operations: 0,
             bytes: 0,
+            backlog_bytes: 0,
             paused: false,
+            held: false,
             renewed_at: None,
+            active_at: now,
+        }
+    }
+
+    /// How large its frames may be.
+    pub fn limits(&self) -> &'static Limits {
+        if self.proven {
+            &Limits::ALL
+        } else {
+            &Limits::UNPROVEN
         }
     }
 
@@ -79,7 +123,20 @@ impl Connection {
 
     /// Whether another request may be looked at.
     pub fn admits(&self, admission: &Admission) -> bool {
-        self.operations < admission.operations_max && self.bytes < admission.bytes_max
+        self.operations < admission.operations_max
+            && self.bytes + (self.backlog_bytes as u64) < admission.bytes_max
+            && !self.is_backlogged(admission)
+    }
+
+    /// Whether its peer takes no answers.
+    pub fn is_backlogged(&self, admission: &Admission) -> bool {
+        let proven = admission.backlog_bytes_max;
+        let max = if self.proven {
+            proven
+        } else {
+            UNPROVEN_BACKLOG_BYTES_MAX
+        };
+        self.backlog_bytes > max
     }
 
     /// The attachment with that handle.

@@ -1,16 +1,22 @@
 //! Commands of the control plane, and the work that no client asked for.
 
-use ashlar_replication::values::{EXTENT_BLOCKS, ExtentIndex, Position, Time, VolumeId};
+use std::time::Duration;
+
+use ashlar_replication::values::{Position, Time, VolumeId};
 use ashlar_store::{Device as _, Part, ReplicaSlot, ReplicaSpec};
 use ashlar_wire::GoodbyeCode;
 
 use crate::metrics::ShardMetrics;
 use crate::scheduler::{ClassDump, Cost};
 use crate::shard::Shard;
-use crate::shard::commands::{Command, CommandError, Describe, DeviceInfo, ExtentInfo};
-use crate::shard::commands::{ReplicaInfo, Waiting};
+use crate::shard::commands::{self, Command, CommandError, DeviceInfo, ReplicaInfo, Waiting};
 use crate::shard::core::Core;
-use crate::shard::pending::Answer;
+use crate::shard::pending::{Answer, Pending};
+use crate::shard::queued::Work;
+
+/// How long a shard that stops writes home what is only in the journal. It is durable there: whatever
+/// is left makes the next start a little longer, nothing else.
+const STOP_MAX: Duration = Duration::from_secs(5);
 
 impl Shard {
     /// Takes everything out of the mailbox.
@@ -31,6 +37,7 @@ impl Shard {
 
     fn stop(&mut self) {
         self.stopping = true;
+        self.stop_by = self.engine.now() + STOP_MAX;
         for listener in std::mem::take(&mut self.listeners) {
             self.engine.close_listener(listener);
         }
@@ -59,7 +66,7 @@ impl Core {
                 let slots: Vec<_> = wanted.map(|(slot, _)| slot).collect();
                 let info = |slot| {
                     let mut info = self.info(slot)?;
-                    info.attached = self.is_attached(now, slot);
+                    info.attached = self.is_leased(now, slot);
                     Ok(info)
                 };
                 let _ = answer.send(slots.into_iter().map(info).collect());
@@ -69,7 +76,7 @@ impl Core {
                 Err(error) => drop(answer.send(Err(error))),
                 Ok(slot) => {
                     let waiting = Box::new(Waiting::Grow(slot, answer));
-                    let token = self.begin_control(slot, Answer::Control(waiting));
+                    let token = self.begin_control(slot, Cost(0), Answer::Control(waiting));
                     let (store, device) = (&mut self.store, &mut self.device);
                     if let Err(error) = store.grow_replica(device, token, slot, size_blocks) {
                         self.fail_control(token, error.into());
@@ -80,7 +87,7 @@ impl Core {
                 Err(error) => drop(answer.send(Err(error))),
                 Ok(slot) => {
                     let waiting = Box::new(Waiting::SetEvicted(answer));
-                    let token = self.begin_control(slot, Answer::Control(waiting));
+                    let token = self.begin_control(slot, Cost(0), Answer::Control(waiting));
                     let (store, device) = (&mut self.store, &mut self.device);
                     if let Err(error) = store.set_evicted(device, token, slot, evicted) {
                         self.fail_control(token, error.into());
@@ -91,14 +98,16 @@ impl Core {
                 Err(error) => drop(answer.send(Err(error))),
                 Ok(slot) => {
                     let waiting = Box::new(Waiting::Extents(answer));
-                    let token = self.begin_control(slot, Answer::Control(waiting));
+                    let token = self.begin_control(slot, Cost(0), Answer::Control(waiting));
                     let (store, device) = (&mut self.store, &mut self.device);
                     if let Err(error) = store.digests(device, token, slot, from, count) {
                         self.fail_control(token, error.into());
                     }
                 }
             },
-            Command::Describe(volume, extent, answer) => self.describe(volume, extent, answer),
+            Command::Describe(volume, extent, answer) => {
+                self.describe(now, volume, extent, answer);
+            }
             Command::Queue(answer) => drop(answer.send(Ok(self.queue(now)))),
             Command::Metrics(answer) => drop(answer.send(Ok(self.snapshot()))),
             // These need the engine, or the loop.
@@ -106,7 +115,7 @@ impl Core {
         }
     }
 
-    fn create(&mut self, spec: ReplicaSpec, answer: super::commands::Answer<ReplicaInfo>) {
+    fn create(&mut self, spec: ReplicaSpec, answer: commands::Answer<ReplicaInfo>) {
         if let Some(slot) = self.store.lookup(spec.volume)
             && let Some(replica) = self.store.replica(slot)
         {
@@ -114,21 +123,28 @@ impl Core {
                 && replica.state.role == spec.state.role
                 && replica.size_blocks == spec.size_blocks
                 && replica.key == spec.key;
-            let result = if same {
-                self.info(slot)
-            } else {
-                Err(CommandError::Exists(format!(
+            if !same {
+                let other = format!(
                     "nonce {:016x}, {} blocks",
                     replica.state.id.nonce, replica.size_blocks
-                )))
-            };
-            let _ = answer.send(result);
+                );
+                let _ = answer.send(Err(CommandError::Exists(other)));
+                return;
+            }
+            // The first request may still be on its way to the device: answered behind it.
+            let state = replica.state.clone();
+            let waiting = Box::new(Waiting::Create(slot, answer));
+            let token = self.begin_control(slot, Cost(0), Answer::Control(waiting));
+            let (store, device) = (&mut self.store, &mut self.device);
+            if let Err(error) = store.set_state(device, token, slot, state) {
+                self.fail_control(token, error.into());
+            }
             return;
         }
         // The token is needed before the slot is known; the slot is put in afterwards.
         let placeholder = ReplicaSlot(u32::MAX);
         let waiting = Box::new(Waiting::Create(placeholder, answer));
-        let token = self.begin_control(placeholder, Answer::Control(waiting));
+        let token = self.begin_control(placeholder, Cost(0), Answer::Control(waiting));
         match self.store.create_replica(&mut self.device, token, spec) {
             Ok(slot) => {
                 self.pending.set_created_slot(token, slot);
@@ -138,7 +154,7 @@ impl Core {
         }
     }
 
-    fn delete(&mut self, volume: VolumeId, nonce: u64, answer: super::commands::Answer<()>) {
+    fn delete(&mut self, volume: VolumeId, nonce: u64, answer: commands::Answer<()>) {
         let Ok(slot) = self.find(volume) else {
             // Deleted already.
             let _ = answer.send(Ok(()));
@@ -153,52 +169,12 @@ impl Core {
             let _ = answer.send(Ok(()));
             return;
         }
-        let token = self.begin_control(slot, Answer::Control(Box::new(Waiting::Delete(answer))));
+        let waiting = Answer::Control(Box::new(Waiting::Delete(answer)));
+        let token = self.begin_control(slot, Cost(0), waiting);
         match self.store.delete_replica(&mut self.device, token, slot) {
             Ok(()) => self.remove_slot(slot),
             Err(error) => self.fail_control(token, error.into()),
         }
-    }
-
-    fn describe(
-        &mut self,
-        volume: VolumeId,
-        extent: ExtentIndex,
-        answer: super::commands::Answer<ExtentInfo>,
-    ) {
-        let found = self.find(volume);
-        let replica = found
-            .as_ref()
-            .ok()
-            .and_then(|slot| self.store.replica(*slot));
-        let (Ok(slot), Some(replica)) = (found, replica) else {
-            let _ = answer.send(Err(CommandError::NotFound));
-            return;
-        };
-        let first = extent.first_block();
-        let Some(left) = replica
-            .size_blocks
-            .checked_sub(first.0)
-            .filter(|left| *left > 0)
-        else {
-            let _ = answer.send(Err(ashlar_store::StoreError::BadRange.into()));
-            return;
-        };
-        let blocks = left.min(u64::from(EXTENT_BLOCKS)) as u32;
-        let zeros = crc32c::crc32c(&[0; ashlar_replication::values::BLOCK_BYTES]);
-        let found = ExtentInfo {
-            extent,
-            positions: vec![0; EXTENT_BLOCKS as usize],
-            crcs: vec![zeros; EXTENT_BLOCKS as usize],
-            bad_blocks: Vec::new(),
-        };
-        self.describe_step(Describe {
-            slot,
-            found,
-            block: None,
-            blocks,
-            answer,
-        });
     }
 
     pub(super) fn info(&self, slot: ReplicaSlot) -> Result<ReplicaInfo, CommandError> {
@@ -300,25 +276,65 @@ impl Core {
         metrics
     }
 
-    /// Writes home in the background; the store forces it when journal or memory run full.
-    pub(super) fn start_home_writes(&mut self, now: Time) {
+    /// Has dirty data written home once the scheduler finds time for it; the store forces it when
+    /// journal or memory run full.
+    pub(super) fn schedule_home_write(&mut self, now: Time) {
+        if self.home_write_queued {
+            return;
+        }
         let Some(bytes) = self.store.home_write_cost() else {
             return;
         };
         let cost = Cost::of_bytes(bytes);
-        let admitted = self.scheduler.admit(now, self.home_class, cost);
-        if admitted {
-            // Its bytes count for the shares, not for what is on the device: the store has at most one
-            // home write under way.
-            self.scheduler.finished(cost);
+        if self.scheduler.admit(now, self.home_class, cost) {
+            self.home_write(cost);
+        } else {
+            self.home_write_queued = true;
+            self.scheduler
+                .enqueue(self.home_class, cost, Work::HomeWrite);
         }
-        if admitted || self.store.is_under_pressure() {
-            self.store.start_home_write(&mut self.device);
-        }
+    }
+
+    /// The scheduler let a home write go.
+    pub(super) fn home_write(&mut self, cost: Cost) {
+        self.home_write_queued = false;
+        // Its bytes count for the shares, not for what is on the device: the store has at most one under
+        // way.
+        self.scheduler.finished(cost);
+        self.store.start_home_write(&mut self.device);
     }
 
     /// Whether nothing is under way that has to be waited for at the end.
     pub(super) fn is_quiet(&self) -> bool {
         self.connections.is_empty() && self.pending.is_empty()
+    }
+
+    /// Keeps a command that waits for the store.
+    pub(super) fn begin_control(&mut self, slot: ReplicaSlot, cost: Cost, answer: Answer) -> u64 {
+        self.pending.insert(Pending {
+            asker: None,
+            slot,
+            cost,
+            bytes: 0,
+            started: Time(0),
+            answer,
+        })
+    }
+
+    /// The store refused to begin a command.
+    pub(super) fn fail_control(&mut self, token: u64, error: CommandError) {
+        let Some(pending) = self.pending.remove(token) else {
+            return;
+        };
+        self.scheduler.finished(pending.cost);
+        let Answer::Control(waiting) = pending.answer else {
+            return;
+        };
+        match *waiting {
+            Waiting::Create(_, answer) | Waiting::Grow(_, answer) => drop(answer.send(Err(error))),
+            Waiting::Delete(answer) | Waiting::SetEvicted(answer) => drop(answer.send(Err(error))),
+            Waiting::Extents(answer) => drop(answer.send(Err(error))),
+            Waiting::Describe(describe) => drop(describe.answer.send(Err(error))),
+        }
     }
 }

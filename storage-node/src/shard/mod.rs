@@ -5,6 +5,8 @@ mod completions;
 mod connection;
 mod control;
 mod core;
+mod describe;
+mod handshake;
 mod outbox;
 mod pending;
 mod queued;
@@ -16,7 +18,7 @@ use std::time::Duration;
 use ashlar_engine::{Address, Engine, EngineError, Event, ListenerId, SocketId, Waker};
 use ashlar_replication::values::Time;
 use ashlar_store::Store;
-use ashlar_wire::{Decoded, GoodbyeCode, decode};
+use ashlar_wire::{Decoded, GoodbyeCode, decode_within};
 
 use crate::device::EngineDevice;
 use commands::Command;
@@ -49,6 +51,8 @@ pub struct Shard {
     core: Core,
     mailbox: Receiver<Command>,
     stopping: bool,
+    /// When a shard that stops no longer waits for home writes.
+    stop_by: Time,
 }
 
 impl Shard {
@@ -72,6 +76,7 @@ impl Shard {
                 core,
                 mailbox,
                 stopping: false,
+                stop_by: Time::NEVER,
             },
             handle,
         )
@@ -93,14 +98,46 @@ impl Shard {
     /// When the engine is of no more use.
     pub fn run(mut self) -> Result<(), EngineError> {
         let mut events = Vec::with_capacity(256);
-        while !(self.stopping && self.core.is_quiet()) {
+        while !self.is_done() {
             let deadline = self.end_turn();
             self.engine.poll(deadline, &mut events)?;
+            self.look_for_backlogs();
             for event in events.drain(..) {
                 self.event(event);
             }
         }
         Ok(())
+    }
+
+    /// Whether nothing is left to do for a shard that stops.
+    fn is_done(&self) -> bool {
+        let store = &self.core.store;
+        let at_home = store.is_closed() || !store.has_dirty();
+        self.stopping && self.core.is_quiet() && (at_home || self.engine.now() >= self.stop_by)
+    }
+
+    /// Holds up connections whose peers do not take their answers, so that these cannot pile up here.
+    fn look_for_backlogs(&mut self) {
+        for socket in self.core.outbox.sent() {
+            let backlog_bytes = self.engine.queued_bytes(*socket);
+            let Some(connection) = self.core.connections.get_mut(socket) else {
+                continue;
+            };
+            connection.backlog_bytes = backlog_bytes;
+            if !connection.paused && connection.is_backlogged(&self.core.settings.admission) {
+                connection.paused = true;
+                self.core.metrics.counters.backlog_pauses += 1;
+                self.engine.pause(*socket);
+            }
+        }
+    }
+
+    /// The peer has taken everything.
+    fn drained(&mut self, socket: SocketId) {
+        if let Some(connection) = self.core.connections.get_mut(&socket) {
+            connection.backlog_bytes = 0;
+            self.core.resume_if_admitted(socket);
+        }
     }
 
     fn event(&mut self, event: Event) {
@@ -117,15 +154,22 @@ impl Shard {
             }
             Event::Closed { socket, .. } => self.core.forget(socket),
             Event::Woken => self.commands(),
-            Event::Connected { .. } | Event::Drained { .. } => {}
+            Event::Drained { socket } => self.drained(socket),
+            Event::Connected { .. } => {}
         }
     }
 
     fn accepted(&mut self, socket: SocketId) {
+        let now = self.engine.now();
         self.core.metrics.counters.connections += 1;
-        let full = self.core.connections.len() >= self.core.settings.connections_max;
-        self.core.connections.insert(socket, Connection::new());
+        let max = self.core.settings.connections_max;
+        if self.core.connections.len() >= max {
+            self.core.evict_silent_connection(now);
+        }
+        let full = self.core.connections.len() >= max;
+        self.core.connections.insert(socket, Connection::new(now));
         if full {
+            self.core.metrics.counters.connections_refused += 1;
             self.core.goodbye(
                 socket,
                 GoodbyeCode::Busy,
@@ -141,22 +185,27 @@ impl Shard {
     fn receive(&mut self, socket: SocketId) {
         let now = self.engine.now();
         loop {
+            let full = self.core.is_full();
             let Some(connection) = self.core.connections.get_mut(&socket) else {
                 return;
             };
-            if !connection.admits(&self.core.settings.admission) {
+            connection.active_at = now;
+            if full || !connection.admits(&self.core.settings.admission) {
                 if !connection.paused {
                     connection.paused = true;
                     self.core.metrics.counters.admission_pauses += 1;
                     self.engine.pause(socket);
+                    // Held, where only the others stand in its way.
+                    self.core.resume_if_admitted(socket);
                 }
                 return;
             }
+            let limits = connection.limits();
             let input = self.engine.input(socket);
             if input.is_empty() {
                 return;
             }
-            let consumed = match decode(input) {
+            let consumed = match decode_within(input, limits) {
                 Ok(Decoded::Incomplete { need }) => {
                     self.engine.need(socket, need);
                     return;
@@ -176,9 +225,7 @@ impl Shard {
                     bytes
                 }
                 Err(error) => {
-                    self.core.metrics.counters.protocol_errors += 1;
-                    self.core
-                        .goodbye(socket, GoodbyeCode::Protocol, &error.to_string());
+                    self.core.framing_lost(socket, error);
                     return;
                 }
             };
@@ -192,7 +239,10 @@ impl Shard {
         let core = &mut self.core;
         core.metrics.counters.turns += 1;
         core.start_queued(now);
-        core.start_home_writes(now);
+        core.schedule_home_write(now);
+        if self.stopping && core.is_quiet() {
+            core.store.start_home_write(&mut core.device);
+        }
         core.store.submit(&mut core.device);
         core.complete(now);
         // Answers may have made room for what waited.
@@ -201,12 +251,20 @@ impl Shard {
         core.send_applied();
         core.device.flush(&mut self.engine);
         core.outbox.flush(&mut self.engine);
-        for socket in std::mem::take(&mut core.resumed) {
+        core.resume_held();
+        for socket in core.resumed.drain(..) {
             self.engine.resume(socket);
+        }
+        for socket in core.ended.drain(..) {
+            self.engine.close(socket);
         }
         if self.stopping {
             // Looks again soon whether everything has settled.
             return now + Duration::from_millis(10);
+        }
+        if core.is_congested() {
+            // A home write is under way; its end is an event.
+            return Time::NEVER;
         }
         self.core.scheduler.next_time()
     }

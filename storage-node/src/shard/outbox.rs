@@ -3,6 +3,9 @@
 
 use ashlar_engine::{Engine, IoBuf, SocketId};
 
+/// Bytes of frames, block data not included, that are kept for the next turn.
+const BYTES_KEPT: usize = 256 << 10;
+
 struct Entry {
     socket: SocketId,
     end: usize,
@@ -15,6 +18,8 @@ struct Entry {
 pub struct Outbox {
     bytes: Vec<u8>,
     entries: Vec<Entry>,
+    /// Sockets that the last turn sent to: whether their peers take it shows after the next poll.
+    sent: Vec<SocketId>,
 }
 
 impl Outbox {
@@ -57,6 +62,7 @@ impl Outbox {
     /// Hands everything to the engine.
     pub fn flush(&mut self, engine: &mut Engine) {
         let mut start = 0;
+        self.sent.clear();
         for entry in self.entries.drain(..) {
             engine.send(entry.socket, &self.bytes[start..entry.end]);
             start = entry.end;
@@ -66,8 +72,17 @@ impl Outbox {
             }
             if entry.close {
                 engine.close(entry.socket);
+            } else if self.sent.last() != Some(&entry.socket) {
+                self.sent.push(entry.socket);
             }
         }
         self.bytes.clear();
+        // A turn with many large answers must not hold its memory for ever.
+        self.bytes.shrink_to(BYTES_KEPT);
+    }
+
+    /// Sockets that the last turn sent to.
+    pub fn sent(&self) -> &[SocketId] {
+        &self.sent
     }
 }

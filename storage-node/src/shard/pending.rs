@@ -1,12 +1,12 @@
 //! Operations that the store is working on, by the token it was given.
 
-use ashlar_engine::SocketId;
 use ashlar_replication::message::RequestId;
 use ashlar_replication::values::{Epoch, Position, Time};
 use ashlar_store::ReplicaSlot;
 
 use crate::scheduler::Cost;
 use crate::shard::commands::Waiting;
+use crate::shard::connection::Asker;
 
 /// What is to be answered when an operation is done.
 pub enum Answer {
@@ -22,6 +22,10 @@ pub enum Answer {
     Read(RequestId),
     /// Copied.
     Copy(RequestId),
+    /// Done.
+    Equalise(RequestId),
+    /// Done.
+    Repair(RequestId),
     /// Positions.
     Positions(RequestId),
     /// Digests.
@@ -33,9 +37,7 @@ pub enum Answer {
 /// An operation under way.
 pub struct Pending {
     /// Who asked; None for the control API.
-    pub socket: Option<SocketId>,
-    /// On which attachment.
-    pub handle: u32,
+    pub asker: Option<Asker>,
     /// Of which replica.
     pub slot: ReplicaSlot,
     /// What the scheduler was charged.

@@ -1,10 +1,23 @@
-//! A request that had to wait in the scheduler: a copy of what was in the receive buffer.
+//! What had to wait in the scheduler. A request is a copy of what was in the receive buffer.
 
-use ashlar_engine::{IoBuf, SocketId};
+use ashlar_engine::IoBuf;
 use ashlar_replication::message::{Content, Request};
 use ashlar_replication::values::Time;
 use ashlar_wire::BlockData;
 use zerocopy::little_endian::U32;
+
+use crate::shard::commands::Describe;
+use crate::shard::connection::Asker;
+
+/// Work that waits for the device.
+pub enum Work {
+    /// Of an initiator.
+    Request(Box<Queued>),
+    /// The store's next home write.
+    HomeWrite,
+    /// The next read of a comparison of replicas.
+    Describe(Box<Describe>),
+}
 
 /// Block data that was copied out of a receive buffer.
 pub struct OwnedBlocks {
@@ -15,9 +28,7 @@ pub struct OwnedBlocks {
 /// A request with its own memory. Bounded by the connection's admission.
 pub struct Queued {
     /// Who asked.
-    pub socket: SocketId,
-    /// On which attachment.
-    pub handle: u32,
+    pub asker: Asker,
     /// When it came.
     pub since: Time,
     request: Request<OwnedBlocks>,
@@ -25,12 +36,7 @@ pub struct Queued {
 
 impl Queued {
     /// Copies a request.
-    pub fn new(
-        socket: SocketId,
-        handle: u32,
-        since: Time,
-        request: Request<BlockData<'_>>,
-    ) -> Queued {
+    pub fn new(asker: Asker, since: Time, request: Request<BlockData<'_>>) -> Queued {
         let own = |content: Content<BlockData<'_>>| match content {
             Content::Zeros => Content::Zeros,
             Content::Data(blocks) => Content::Data(OwnedBlocks {
@@ -39,8 +45,7 @@ impl Queued {
             }),
         };
         Queued {
-            socket,
-            handle,
+            asker,
             since,
             request: map_content(request, own),
         }
