@@ -138,6 +138,49 @@ fn an_option_that_is_too_long_is_read_past() {
     );
 }
 
+#[test]
+fn every_prefix_asks_for_more_and_the_pieces_come_to_the_same() {
+    let mut input = 3_u32.to_be_bytes().to_vec();
+    input.extend(option_bytes(option::STRUCTURED_REPLY, &[]));
+    input.extend(option_bytes(option::LIST, &[]));
+    input.extend(option_bytes(99, &[1, 2, 3]));
+    input.extend(option_bytes(option::GO, &named("data", &[0, 1, 0, 3])));
+    let whole = run(&mut Negotiation::default(), &input);
+    assert!(matches!(whole.0, Step::Transmission(..)));
+    for cut in 0..input.len() {
+        let (mut negotiation, mut at, mut out) = (Negotiation::default(), 0, Vec::new());
+        let mut wanted = 0;
+        for end in [cut, input.len()] {
+            loop {
+                match negotiation.step(&input[at..end], &exports(), &mut out) {
+                    Step::Used(bytes) => at += bytes,
+                    Step::Need(bytes) => {
+                        wanted = at + bytes;
+                        break;
+                    }
+                    step => {
+                        assert_eq!(
+                            (step, end),
+                            (
+                                Step::Transmission(input.len() - at, VolumeHandle(3)),
+                                input.len()
+                            ),
+                            "cut at {cut}"
+                        );
+                        break;
+                    }
+                }
+            }
+            if end == cut {
+                assert!(
+                    wanted > cut && wanted <= input.len(),
+                    "cut at {cut}: {wanted}"
+                );
+            }
+        }
+    }
+}
+
 proptest! {
     #[test]
     fn arbitrary_bytes_never_panic_and_always_move_on(
