@@ -234,6 +234,7 @@ fn metrics_and_health_are_served() {
         "ashlar_initiator_volumes 1",
         "ashlar_volume_open{volume=\"one\"} 1",
         "ashlar_volume_epoch{volume=\"one\"} 1",
+        "ashlar_nbd_connections_accepted_total{thread=\"0\"} 0",
         "ashlar_initiator_connections_up{thread=\"0\"} 3",
         "ashlar_initiator_request_seconds_count{thread=\"0\",operation=\"write\"} 0",
     ] {

@@ -1,5 +1,7 @@
 //! Counters of threads and volumes as Prometheus metrics.
 
+use std::sync::Arc;
+
 use prometheus::proto::{
     Bucket, Counter, Gauge, Histogram as HistogramProto, LabelPair, Metric, MetricFamily,
     MetricType,
@@ -7,6 +9,7 @@ use prometheus::proto::{
 
 use super::attachments::ThreadIndex;
 use crate::metrics::{BUCKETS_US, Histogram, Operation, ThreadMetrics};
+use crate::nbd::NbdCounters;
 use crate::status::{AttachmentState, AttachmentStatus, MemberState};
 
 /// Series per volume are bounded by this many volumes, the first by name; the threads' histograms
@@ -17,6 +20,7 @@ const VOLUMES_MAX: usize = 1000;
 pub fn all(
     threads: &[ThreadMetrics],
     volumes: &[(ThreadIndex, AttachmentStatus)],
+    nbd: &[Arc<NbdCounters>],
 ) -> Vec<MetricFamily> {
     let mut families = Families::default();
     for (index, thread) in threads.iter().enumerate() {
@@ -31,6 +35,14 @@ pub fn all(
     );
     for (_, volume) in volumes.iter().take(VOLUMES_MAX) {
         families.add_volume(volume);
+    }
+    for (index, counters) in nbd.iter().enumerate() {
+        let index = index.to_string();
+        for (name, value) in counters.all() {
+            let help = format!("NBD server: {}.", name.replace('_', " "));
+            let name = format!("ashlar_nbd_{name}_total");
+            families.counter(&name, &help, &[("thread", &index)], value);
+        }
     }
     families.0
 }
@@ -240,7 +252,7 @@ mod tests {
         thread.latency[Operation::Write as usize].record(Duration::from_micros(70));
         let mut out = Vec::new();
         TextEncoder::new()
-            .encode(&all(&[thread], &[]), &mut out)
+            .encode(&all(&[thread], &[], &[]), &mut out)
             .unwrap();
         let text = String::from_utf8(out).unwrap();
         let line = |le: &str| {

@@ -28,7 +28,7 @@ use tonic::transport::Server;
 
 use self::attachments::Attachments;
 use self::service::Service;
-use crate::nbd::NbdServer;
+use crate::nbd::{NbdCounters, NbdServer};
 use crate::random;
 use crate::thread::{FrontEndMaker, InitiatorThread, SpawnedThread, ThreadOptions};
 
@@ -49,9 +49,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let mut threads = Vec::new();
     let mut nbd = Vec::new();
     for index in 0..args.threads {
-        let (thread, addresses) = start_thread(&args, index, identity)?;
+        let (thread, served) = start_thread(&args, index, identity)?;
         threads.push(thread);
-        nbd.push(addresses);
+        nbd.push(served);
     }
     let handles = threads
         .iter()
@@ -69,12 +69,19 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     served
 }
 
-/// Starts a thread; also returns where it serves NBD.
+/// The NBD server of a thread.
+#[derive(Clone, Default)]
+struct Nbd {
+    addresses: Vec<Address>,
+    counters: Arc<NbdCounters>,
+}
+
+/// Starts a thread with its NBD server.
 fn start_thread(
     args: &Args,
     index: u16,
     identity: [u8; 16],
-) -> anyhow::Result<(SpawnedThread, Vec<Address>)> {
+) -> anyhow::Result<(SpawnedThread, Nbd)> {
     let options = ThreadOptions {
         name: format!("initiator-{index}"),
         cpu: args.cpu.get(usize::from(index)).copied(),
@@ -94,18 +101,28 @@ fn start_thread(
         .collect::<Result<Vec<_>, _>>()
         .map_err(anyhow::Error::msg)?;
     let actual = Arc::new(Mutex::new(Vec::new()));
-    let known = Arc::clone(&actual);
-    let nbd: FrontEndMaker = Box::new(move || Box::new(NbdServer::new(addresses, known)));
+    let counters = Arc::new(Mutex::new(Arc::default()));
+    let (known, counted) = (Arc::clone(&actual), Arc::clone(&counters));
+    let nbd: FrontEndMaker = Box::new(move || {
+        let server = NbdServer::new(addresses, known);
+        if let Ok(mut counters) = counted.lock() {
+            *counters = server.counters();
+        }
+        Box::new(server)
+    });
+    // Front ends have been made and started when it returns.
     let thread = InitiatorThread::spawn(options, vec![nbd])?;
-    let addresses = actual.lock().map(|all| all.clone()).unwrap_or_default();
-    Ok((thread, addresses))
+    let nbd = Nbd {
+        addresses: actual.lock().map(|all| all.clone()).unwrap_or_default(),
+        counters: counters
+            .lock()
+            .map(|all| Arc::clone(&all))
+            .unwrap_or_default(),
+    };
+    Ok((thread, nbd))
 }
 
-async fn serve(
-    args: &Args,
-    nbd: Vec<Vec<Address>>,
-    attachments: Arc<Attachments>,
-) -> anyhow::Result<()> {
+async fn serve(args: &Args, nbd: Vec<Nbd>, attachments: Arc<Attachments>) -> anyhow::Result<()> {
     let (stop, stopped) = watch::channel(false);
     let wait = || {
         let mut stopped = stopped.clone();
@@ -118,7 +135,7 @@ async fn serve(
     let listener = unix_listener(path).with_context(|| format!("--listen {}", path.display()))?;
     let service = InitiatorServer::new(Service {
         attachments: Arc::clone(&attachments),
-        nbd: nbd.clone(),
+        nbd: nbd.iter().map(|nbd| nbd.addresses.clone()).collect(),
         attach_timeout: args.attach_timeout(),
         drain_timeout: args.drain_timeout(),
     });
@@ -132,12 +149,15 @@ async fn serve(
         let listener = TcpListener::bind(address).await;
         let listener = listener.with_context(|| format!("--metrics {address}"))?;
         metrics = Some(listener.local_addr()?);
-        let router = http::router(Arc::clone(&attachments));
+        let router = http::router(http::Shared {
+            attachments: Arc::clone(&attachments),
+            nbd: nbd.iter().map(|nbd| Arc::clone(&nbd.counters)).collect(),
+        });
         let server = axum::serve(listener, router).with_graceful_shutdown(wait());
         http = tokio::spawn(server.into_future());
     }
     if args.announce {
-        announce(path, metrics, nbd.iter().flatten())?;
+        announce(path, metrics, nbd.iter().flat_map(|nbd| &nbd.addresses))?;
     }
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
