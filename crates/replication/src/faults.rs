@@ -25,6 +25,8 @@ pub(crate) enum Fault {
     KeepAbsent,
     /// A5: only members whose `last` differs are equalised.
     EqualiseByLast,
+    /// A5: only blocks above the lowest `last` are compared, whatever lines the members are on.
+    ListAboveLast,
     /// A5: `last` moves before the blocks are equal.
     LastFirst,
     /// A5: what the source lacks stays where it is.

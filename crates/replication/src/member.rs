@@ -230,7 +230,8 @@ pub fn check_equalise(state: &MemberState, epoch: Epoch) -> Result<(), Refusal> 
     }
 }
 
-/// M8.
+/// M8. It also notes that blocks are, or are about to be, made equal in this epoch: as a pass below every
+/// resync of the epoch, so that an attach which finds this member after an interrupted one knows (A5).
 ///
 /// # Errors
 /// Those of [`check_equalise`]; [`Refusal::BadRequest`] for a position of this epoch.
@@ -245,6 +246,7 @@ pub fn set_last(
     }
     Ok(MemberState {
         last: position,
+        last_pass: state.last_pass.max((epoch.number, Pass(0))),
         ..state.clone()
     })
 }

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::faults::{Fault, is_broken};
+use crate::initiator::peer::Answer;
 use crate::initiator::{Effects, Initiator, Phase};
 use crate::message::{BlockPosition, ReadData, ReadError, Request, RequestId, TornBlocks};
 use crate::values::{Block, BlockRange, Position, Time};
@@ -24,7 +25,7 @@ pub(super) enum Task {
     Read(usize, BlockRange),
     /// Equalise or Repair at a member.
     Write(usize),
-    /// SetLast at a member.
+    /// SetLast at a member: its mark before the first copy, or its new `last` after the last one.
     Last(usize),
     /// Read at another member for a torn block of the source; members still to ask.
     TornRead {
@@ -51,6 +52,7 @@ enum Stage {
     #[default]
     Listing,
     Torn,
+    Marking,
     Copying,
     Last,
 }
@@ -106,10 +108,28 @@ impl<P: Clone> Initiator<P> {
         answer.map(|a| a.state.last).unwrap_or_default()
     }
 
-    /// The lowest `last` in S.
+    /// The position up to which all of S hold the same blocks.
+    ///
+    /// That is the lowest `last` while no member of S was copied to in an epoch newer than the best
+    /// configuration's: each is then the base of that configuration and a prefix of its epoch's writes, and
+    /// what an older equalisation left beyond `last` lies above it (holes 8). Copies of a newer epoch, one
+    /// that started nowhere we can see, may come from a line that leaves ours below the lowest `last`; if
+    /// it was interrupted, they may even have put older positions back. All of S still agree on the base of
+    /// the oldest epoch that one of them has stored: whoever was made equal since then had answered the
+    /// attach with that configuration, so the line that it was made equal to goes through that base too.
     fn floor(&self) -> Position {
         let last = self.attach.set.iter().map(|n| self.last_of(*n));
-        last.min().unwrap_or_default()
+        let lowest = last.min().unwrap_or_default();
+        let best = self.attach.best.as_ref().map(|c| c.epoch);
+        let answers = self.attach.set.iter();
+        let answers = answers.filter_map(|n| self.peers[*n].answer.as_ref());
+        let has_strayed = |a: &Answer| Some(a.state.last_pass.0) > best;
+        if !answers.clone().any(has_strayed) || is_broken(Fault::ListAboveLast) {
+            return lowest;
+        }
+        let stored = answers.map(|a| a.state.configuration.as_ref().map(|c| c.epoch));
+        let oldest = stored.min().flatten().unwrap_or_default();
+        lowest.min(Position::start_of(oldest))
     }
 
     /// Asks every member of S for the blocks above the lowest `last`; also where all are equal, since
@@ -183,8 +203,12 @@ impl<P: Clone> Initiator<P> {
                     self.repair_torn(effects);
                 }
                 Stage::Torn => {
-                    self.attach.equalise.stage = Stage::Copying;
+                    self.attach.equalise.stage = Stage::Marking;
                     self.plan_copies();
+                    self.mark(effects);
+                }
+                Stage::Marking => {
+                    self.attach.equalise.stage = Stage::Copying;
                     if is_broken(Fault::LastFirst) {
                         self.set_last(effects);
                     }
@@ -246,6 +270,20 @@ impl<P: Clone> Initiator<P> {
             work.extend(runs(blocks.into_iter(), RUN_BLOCKS_MAX).map(|range| (*n, range)));
         }
         self.attach.equalise.work = work;
+    }
+
+    /// M8: SetLast to the `last` that a member has marks durably that it is copied to in this epoch.
+    /// [`Initiator::floor`] needs to know when the copies end half way.
+    fn mark(&mut self, effects: &mut Effects<P>) {
+        let work = self.attach.equalise.work.iter();
+        let targets: BTreeSet<usize> = work.map(|(n, _)| *n).collect();
+        for n in targets {
+            let position = self.last_of(n);
+            self.task(n, Task::Last(n), effects, |id| Request::SetLast {
+                id,
+                position,
+            });
+        }
     }
 
     fn start_copies(&mut self, effects: &mut Effects<P>) {
