@@ -222,6 +222,15 @@ impl Core {
         }
     }
 
+    /// A poll returns: output that is still queued is reported when it is gone.
+    pub(crate) fn hold_over(&mut self) {
+        for key in &self.dirty {
+            if let Some(socket) = self.sockets.get_mut(*key) {
+                socket.held_over |= !socket.output.is_empty();
+            }
+        }
+    }
+
     /// A connecting socket became writable.
     pub(crate) fn connect_ready(&mut self, key: Key) {
         let Some(socket) = self.socket_mut(key) else {

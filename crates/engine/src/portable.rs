@@ -114,6 +114,7 @@ impl Portable {
         if !core.ready.is_empty() && !self.skipped && self.deferred.is_empty() {
             self.skipped = true;
             core.take_ready(events);
+            core.hold_over();
             return Ok(());
         }
         self.skipped = false;
@@ -123,6 +124,7 @@ impl Portable {
         core.now = monotonic_now();
         self.dispatch(core, events);
         core.take_ready(events);
+        core.hold_over();
         Ok(())
     }
 

@@ -17,6 +17,7 @@ for_both_kinds!(
     large_transfers_arrive_whole_through_partial_sends,
     a_peer_that_does_not_read_blocks_only_its_own_queue,
     draining_is_reported_only_after_output_was_held_over,
+    draining_is_reported_also_when_a_poll_returned_before_it_sent_anything,
     many_pieces_go_out_without_another_event,
     nothing_is_reported_until_the_need_is_met,
     a_need_above_the_limit_closes_the_socket,
@@ -130,6 +131,21 @@ fn draining_is_reported_only_after_output_was_held_over(kind: EngineKind) {
             .iter()
             .any(|event| matches!(event, Event::Drained { .. }))
     );
+}
+
+fn draining_is_reported_also_when_a_poll_returned_before_it_sent_anything(kind: EngineKind) {
+    let mut rig = Rig::new(kind);
+    let (client, server) = rig.pair();
+    rig.engine.send(client, b"x");
+    rig.received(server);
+    // Reported once more, by a poll that needs no system call for it.
+    rig.engine.pause(server);
+    rig.engine.resume(server);
+    rig.engine.send(client, &[7; 4096]);
+    rig.turn(Duration::ZERO);
+    assert_eq!(rig.engine.queued_bytes(client), 4096);
+    rig.wait_for(|e| matches!(e, Event::Drained { socket } if *socket == client).then_some(()));
+    assert_eq!(rig.take_exactly(server, 4097)[1..], [7; 4096]);
 }
 
 fn many_pieces_go_out_without_another_event(kind: EngineKind) {

@@ -140,6 +140,7 @@ impl Uring {
                 self.skipped = true;
                 core.take_ready(events);
                 if events.len() > before {
+                    core.hold_over();
                     return Ok(());
                 }
             }
@@ -157,6 +158,7 @@ impl Uring {
             self.dispatch(core, events);
             core.take_ready(events);
             if events.len() > before || core.now >= deadline || !woken {
+                core.hold_over();
                 return Ok(());
             }
         }
