@@ -4,7 +4,7 @@
 mod device;
 mod http;
 pub mod metrics;
-mod open;
+pub mod open;
 pub mod options;
 mod run;
 pub mod scheduler;

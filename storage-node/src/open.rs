@@ -109,8 +109,7 @@ fn open(
     let store = Store::open(&mut medium, Box::new(index), OpenOptions::default())?;
     let settings = ShardSettings {
         node: id,
-        lease_ms: node.lease_ms,
-        ..ShardSettings::default()
+        ..node.shard.clone()
     };
     let (mut shard, handle) = Shard::new(engine, store, medium, settings);
     let mut addresses = Vec::new();

@@ -8,6 +8,8 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use ashlar_engine::{Address, EngineKind};
 
+use crate::shard::ShardSettings;
+
 /// The engine of the data path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum EngineChoice {
@@ -129,8 +131,8 @@ pub struct NodeOptions {
     pub engine: Option<EngineKind>,
     /// How long a shard spins before it sleeps.
     pub busy_poll: Duration,
-    /// Length of a lease in milliseconds.
-    pub lease_ms: u32,
+    /// What every shard is set to.
+    pub shard: ShardSettings,
     /// Whether all memory is kept resident.
     pub lock_memory: bool,
     /// Whether the addresses are printed.
@@ -178,7 +180,10 @@ impl TryFrom<Args> for NodeOptions {
             metrics: args.metrics,
             engine: args.engine.map(EngineKind::from),
             busy_poll: Duration::from_micros(args.busy_poll_us),
-            lease_ms: args.lease_ms,
+            shard: ShardSettings {
+                lease_ms: args.lease_ms,
+                ..ShardSettings::default()
+            },
             lock_memory: args.lock_memory,
             announce: args.announce,
         })

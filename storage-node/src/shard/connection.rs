@@ -27,6 +27,8 @@ pub struct Attachment {
     pub slot: ReplicaSlot,
     /// Of which volume; a slot may be used again by another.
     pub volume: VolumeId,
+    /// Which life of the volume's replica.
+    pub nonce: u64,
     /// The epoch of every request on this handle.
     pub epoch: Epoch,
 }

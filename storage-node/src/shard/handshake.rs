@@ -157,6 +157,7 @@ impl Core {
         let attachment = Attachment {
             slot,
             volume: subject.volume,
+            nonce: subject.member.nonce,
             epoch: subject.epoch,
         };
         connection.set_attachment(subject.handle, Some(attachment));

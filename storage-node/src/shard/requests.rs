@@ -5,7 +5,7 @@ use ashlar_replication::configuration::MemberState;
 use ashlar_replication::member;
 use ashlar_replication::message::{Content, Refusal, Reply, Request, RequestId};
 use ashlar_replication::values::{BLOCK_BYTES, EXTENT_BLOCKS, Epoch, Position, Sequence, Time};
-use ashlar_store::{Blocks, ReplicaSlot, StoreError};
+use ashlar_store::{Blocks, Replica, ReplicaSlot, StoreError};
 use ashlar_wire::{BlockData, GoodbyeCode, POSITIONS_MAX, encode};
 
 use crate::scheduler::{ClassId, Cost};
@@ -302,11 +302,11 @@ impl Core {
         cost: Cost,
         bytes: u64,
     ) -> Result<(), Rejected> {
-        let (slot, epoch) = (asker.attachment.slot, asker.attachment.epoch);
-        let replica = self
-            .store
-            .replica(slot)
-            .filter(|r| r.volume == asker.attachment.volume);
+        let attachment = asker.attachment;
+        let (slot, epoch) = (attachment.slot, attachment.epoch);
+        let same =
+            |r: &&Replica| (r.volume, r.state.id.nonce) == (attachment.volume, attachment.nonce);
+        let replica = self.store.replica(slot).filter(same);
         let replica = replica.ok_or(Refusal::UnknownReplica)?;
         let changes_blocks = matches!(
             request,
