@@ -41,8 +41,6 @@ pub(crate) enum Fault {
     OldEpochs,
     /// M4: a gap is jumped over.
     AcceptGap,
-    /// M5, M6: copies of older passes are applied.
-    AnyPass,
     /// M6: the expected position is not compared.
     AnyExpected,
     /// L1: the lease runs from the answer.
@@ -59,8 +57,6 @@ pub(crate) enum Fault {
     LaggingSource,
     /// R3: the source wins over newer writes of the epoch.
     SourceWins,
-    /// R4 is not looked at.
-    CompleteEarly,
     /// R5: proposed before it is complete.
     ProposeEarly,
     /// C5: the order of the sending is not kept.

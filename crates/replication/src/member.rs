@@ -181,8 +181,7 @@ pub fn check_copy(state: &MemberState, epoch: Epoch, pass: Pass) -> Result<(), R
         epoch: epoch.number,
         pass,
     };
-    let any_pass = is_broken(Fault::AnyPass) && is_resyncing_in(state, epoch);
-    if state.state == current || any_pass {
+    if state.state == current {
         Ok(())
     } else {
         Err(Refusal::StalePass)

@@ -131,6 +131,15 @@ impl<P: Clone> Initiator<P> {
                 self.applied(now, member, sequence, effects);
                 return;
             }
+            Event::Reply {
+                member,
+                reply: Reply::Data { id, result },
+            } => {
+                // Nothing else follows from a client's read, unless it was the last before the end.
+                if self.data(now, member, id, result, effects) && !self.detaching {
+                    return;
+                }
+            }
             Event::Attach { seed } => {
                 self.random = seed;
                 if self.phase == Phase::Idle {

@@ -77,7 +77,9 @@ impl<P: Clone> Initiator<P> {
                 }
             }
             Reply::Copied { id, changed } => self.resync_copied(n, id, &changed),
-            Reply::Data { id, result } => self.data(now, n, id, result, effects),
+            Reply::Data { id, result } => {
+                self.data(now, member, id, result, effects);
+            }
             Reply::Positions {
                 id,
                 positions,
@@ -94,26 +96,29 @@ impl<P: Clone> Initiator<P> {
         }
     }
 
-    fn data(
+    /// Whether it was for a client's read or a repair.
+    pub(super) fn data(
         &mut self,
         now: Time,
-        n: usize,
+        member: MemberId,
         id: RequestId,
         result: Result<ReadData<P>, ReadError>,
         effects: &mut Effects<P>,
-    ) {
+    ) -> bool {
+        let Some(n) = self.index(member) else {
+            return false;
+        };
         if let Err(ReadError::Refused(Refusal::Fenced { promised })) = result {
-            let member = self.peers[n].member.id;
             self.fenced(now, member, promised, effects);
-            return;
+            return false;
         }
         let Some(result) = self.read_data(now, n, id, result, effects) else {
-            return;
+            return true;
         };
-        let Some(result) = self.resync_data(n, id, result, effects) else {
-            return;
-        };
-        self.equalise_data(id, result, effects);
+        if let Some(result) = self.resync_data(n, id, result, effects) {
+            self.equalise_data(id, result, effects);
+        }
+        false
     }
 
     fn refused(
@@ -193,16 +198,25 @@ impl<P: Clone> Initiator<P> {
                 self.highest = self.highest.max(promised);
                 self.lost_to_newer(now, n, effects);
             }
-            // A1: start again with a higher number, after a random pause.
+            // A1: start again with a higher number.
             _ => {
                 self.highest = self.highest.max(promised);
-                let doublings = self.attempts.min(ATTACH_DOUBLINGS_MAX);
-                self.attempts += 1;
-                let pause = ATTACH_PAUSE * (1 << doublings);
-                let random = self.random() % pause.as_nanos() as u64;
-                self.restart_attach(now, pause + Duration::from_nanos(random), effects);
+                let pause = self.attach_pause();
+                self.restart_attach(now, pause, effects);
             }
         }
+    }
+
+    /// The first refusal only tells a new process which number comes next. After that a random pause,
+    /// longer every time: two attachers must not chase each other for ever.
+    fn attach_pause(&mut self) -> Duration {
+        let attempts = self.attempts;
+        self.attempts += 1;
+        if attempts == 0 {
+            return Duration::ZERO;
+        }
+        let pause = ATTACH_PAUSE * (1 << (attempts - 1).min(ATTACH_DOUBLINGS_MAX));
+        pause + Duration::from_nanos(self.random() % pause.as_nanos() as u64)
     }
 
     fn lost_to_newer(&mut self, now: Time, n: usize, effects: &mut Effects<P>) {

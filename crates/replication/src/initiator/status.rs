@@ -30,6 +30,11 @@ impl<P: Clone> Initiator<P> {
         self.committed.as_ref()
     }
 
+    /// The configuration on its way to be committed.
+    pub fn proposed(&self) -> Option<&Configuration> {
+        self.proposal.as_ref().map(|p| &p.configuration)
+    }
+
     /// The newest acknowledged write.
     pub fn acknowledged(&self) -> Position {
         self.position(self.stream.acknowledged)

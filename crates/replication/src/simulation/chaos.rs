@@ -23,6 +23,10 @@ pub(super) struct Profile {
     /// Time between two troubles.
     pause: u64,
     may_be_full: bool,
+    /// Initiators are taken over from at the worst moments.
+    takeovers: bool,
+    /// One attach in so many dies at each of its steps.
+    attach_deaths: u64,
 }
 
 const SHAPES: [Shape; 9] = [
@@ -80,6 +84,8 @@ impl Profile {
             weights,
             pause: random.between(3, 30) * MS,
             may_be_full,
+            takeovers: random.one_in(3),
+            attach_deaths: *random.pick(&[0, 0, 2, 4, 8]),
         }
     }
 }
@@ -181,7 +187,11 @@ impl World {
                 }
             }
             4 => {
-                if living.len() < 3 {
+                let takes_over = self.profile.as_ref().is_some_and(|p| p.takeovers);
+                if takes_over && !living.is_empty() {
+                    let host = *self.random.pick(&living);
+                    self.take_over(host, node)?;
+                } else if living.len() < 3 {
                     self.start_host()?;
                 }
             }
@@ -198,6 +208,72 @@ impl World {
             10 => self.nodes[node].closed = self.random.one_in(2),
             _ => self.spoil(),
         }
+        Ok(())
+    }
+
+    /// A bad moment to be taken over: an equalisation or a proposal is under way.
+    pub(super) fn take_over_at(&mut self, host: usize) -> Result<(), Violation> {
+        let Some((takeovers, deaths)) = self
+            .profile
+            .as_ref()
+            .map(|p| (p.takeovers, p.attach_deaths))
+        else {
+            return Ok(());
+        };
+        if self.calm || !self.hosts[host].alive || self.hosts[host].over {
+            return Ok(());
+        }
+        let initiator = &self.hosts[host].initiator;
+        let phase = initiator.phase();
+        let attaching = matches!(
+            phase,
+            Phase::Equalising | Phase::WaitingLease | Phase::Starting
+        );
+        let leaving = match (initiator.configuration(), initiator.proposed()) {
+            (Some(c), Some(p)) => c.in_sync.iter().find(|id| !p.in_sync.contains(id)).copied(),
+            _ => None,
+        };
+        if attaching && self.random.one_in(deaths) {
+            // Holes 3, 7, 8: copies and configurations are left behind on some, and the next one sees
+            // other members.
+            self.kill_host(host);
+            let newer = self.start_host()?;
+            let node = self.random.below(self.nodes.len() as u64) as usize;
+            let long = self.now + self.random.between(20, 200) * MS;
+            self.cut_until.insert((newer, node), long);
+        } else if let Some(leaving) = leaving
+            && takeovers
+            && self.random.one_in(12)
+        {
+            return self.take_over(host, leaving.nonce as usize - 1);
+        }
+        Ok(())
+    }
+
+    /// Another initiator attaches without reaching one member, which the older one goes on reading.
+    fn take_over(&mut self, host: usize, node: usize) -> Result<(), Violation> {
+        if self.hosts.iter().filter(|h| h.alive && !h.over).count() >= 3 {
+            return Ok(());
+        }
+        self.hosts[host].reads_only = true;
+        let long = self.now + self.random.between(100, 400) * MS;
+        let kind = self.random.below(3);
+        for other in (0..self.nodes.len()).filter(|n| *n != node) {
+            match kind {
+                // It hears nothing of the others any more,
+                0 => {
+                    self.cut_until.insert((host, other), long);
+                    self.cut_between(host, other);
+                }
+                // or hears it late,
+                1 => self.slow_between(host, other),
+                // or in time.
+                _ => {}
+            }
+        }
+        let newer = self.start_host()?;
+        self.cut_until.insert((newer, node), long);
+        self.cut_between(newer, node);
         Ok(())
     }
 
@@ -234,6 +310,8 @@ impl World {
         self.calm = true;
         self.network_ns = self.network_ns.min(400_000);
         self.cut_until.clear();
+        self.hosts.iter_mut().for_each(|h| h.reads_only = false);
+        self.connections.iter_mut().for_each(|c| c.latency = 0);
         for node in 0..self.nodes.len() {
             self.restart(node);
             let node = &mut self.nodes[node];

@@ -7,6 +7,7 @@
 //! What the model leaves out: C6 (replacing a member), the journal below the durable step, and bad blocks
 //! on more than one member at a time.
 
+mod by_hand;
 mod chaos;
 mod ledger;
 mod node;

@@ -99,6 +99,8 @@ pub(super) struct Connection {
     to_host_at: u64,
     /// The epoch that was last fenced for on it.
     asked: Epoch,
+    /// Added to the way to the host.
+    pub(super) latency: u64,
     /// What the member is attached to by it.
     attached: Option<Epoch>,
 }
@@ -115,6 +117,8 @@ pub(super) struct Host {
     pub(super) initiator: Initiator<Payload>,
     pub(super) alive: bool,
     pub(super) over: bool,
+    /// Its clients only read.
+    pub(super) reads_only: bool,
     connections: Vec<Option<usize>>,
     /// Its clock is so much faster, in parts per million, and starts there.
     drift: i64,
@@ -322,6 +326,7 @@ impl World {
             initiator,
             alive: true,
             over: false,
+            reads_only: false,
             connections: vec![None; self.nodes.len()],
             drift: self.random.between(0, ppm as u64) as i64 - ppm / 2,
             offset: self.random.below(1 << 40),
@@ -371,7 +376,8 @@ impl World {
             self.carry_out(host, effect)?;
         }
         self.note_configuration(host)?;
-        self.arm(host)
+        self.arm(host)?;
+        self.take_over_at(host)
     }
 
     fn note_sent(&mut self, host: usize, effect: &Effect<Payload>) {
@@ -555,7 +561,7 @@ impl World {
         let range = BlockRange { start, count };
         self.tickets += 1;
         let ticket = Ticket(self.tickets);
-        if self.random.one_in(3) {
+        if self.hosts[host].reads_only || self.random.one_in(3) {
             let at_least = range.blocks().map(|b| self.ledger.acknowledged_at(b));
             let waiting = Waiting::Read(range, at_least.collect());
             self.hosts[host].waiting.insert(ticket.0, waiting);
@@ -610,6 +616,7 @@ impl World {
             to_member_at: self.now,
             to_host_at: self.now,
             asked: Epoch::default(),
+            latency: 0,
             attached: None,
         });
         self.hosts[host].connections[node] = Some(connection);
@@ -630,6 +637,17 @@ impl World {
         state.attached = None;
         let at = self.now + self.random.between(0, 5 * MS);
         self.schedule(at, Happening::Down { connection });
+    }
+
+    /// What a member says to the host is under way for longer than a lease from now on.
+    pub(super) fn slow_between(&mut self, host: usize, node: usize) {
+        let lease = self.options.lease.as_nanos() as u64;
+        let latency = self.random.between(lease, 4 * lease);
+        for state in &mut self.connections {
+            if state.host == host && state.node == node {
+                state.latency = latency;
+            }
+        }
     }
 
     fn send_to_member(&mut self, connection: usize, message: ToMember) {
@@ -658,7 +676,7 @@ impl World {
         if !state.open {
             return;
         }
-        state.to_host_at = state.to_host_at.max(self.now + delay);
+        state.to_host_at = state.to_host_at.max(self.now + delay + state.latency);
         let at = state.to_host_at;
         self.schedule(
             at,

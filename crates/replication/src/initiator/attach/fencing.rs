@@ -142,7 +142,12 @@ impl<P: Clone> Initiator<P> {
         let mut set: Vec<usize> = (0..self.peers.len()).filter(complete).collect();
         // A6: only a member that did not answer can still be read by an older initiator.
         let silent = best.in_sync.iter().any(|id| !answered(*id));
-        let quorum_at = *self.attach.quorum_at.get_or_insert(now);
+        // Of this configuration: a newer one that changes the members has another quorum.
+        let since = self.attach.quorum_at.filter(|(c, _)| *c == best.order());
+        let (_, quorum_at) = *self
+            .attach
+            .quorum_at
+            .insert(since.unwrap_or((best.order(), now)));
         if set.len() < best.recovery_quorum() {
             self.attach.ready_at = None;
             return false;

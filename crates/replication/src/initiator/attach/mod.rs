@@ -8,9 +8,9 @@ mod fencing;
 mod start;
 mod torn;
 
-use crate::configuration::Configuration;
+use crate::configuration::{Configuration, Generation};
 use crate::initiator::{Effects, Initiator, Phase};
-use crate::values::Time;
+use crate::values::{EpochNumber, Time};
 pub(super) use equalise::runs;
 
 use core::time::Duration;
@@ -26,8 +26,8 @@ pub(super) struct Attach {
     pub(super) timer: Time,
     /// No Fence is sent before this time (the pause of A1).
     begin_at: Time,
-    /// Since when a quorum of the best configuration has answered (A6 counts from here).
-    quorum_at: Option<Time>,
+    /// The best configuration, and since when a quorum of it has answered (A6 counts from here).
+    quorum_at: Option<((EpochNumber, Generation), Time)>,
     /// Since when A2 could have been decided.
     ready_at: Option<Time>,
     /// Until when A6 waits.

@@ -4,7 +4,7 @@
 //!
 //! Why (e, 0) and not a write after opening: the members of S then hold the same block when the epoch starts, so
 //! the epoch needs no further write to be whole. A write after opening would leave S unequal if the initiator died
-//! first, and nothing would tell the next one (docs/decisions/0004).
+//! first, and nothing would tell the next one (docs/decisions/0007).
 
 use crate::faults::{Fault, is_broken};
 use crate::initiator::{Effects, Initiator};
