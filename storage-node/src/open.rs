@@ -100,7 +100,8 @@ fn open(
     }
     let claim = claim(options)?;
     let mut files = FileDevice::new(claim.blocks, claim.journal);
-    let device = identify(&mut files, options, claim.made)?;
+    let journal_bytes = options.journal_bytes.filter(|_| !claim.journal_made);
+    let device = identify(&mut files, options, claim.made, journal_bytes)?;
     let (blocks, journal) = files.into_files();
     let mut medium = EngineDevice::new(&mut engine, blocks, journal)?;
     let waker = engine.waker();
@@ -137,6 +138,8 @@ struct Claimed {
     locks: directory::ClaimLocks,
     /// Whether the file was made just now.
     made: bool,
+    /// Whether the journal's file was made just now: all of it is used then.
+    journal_made: bool,
 }
 
 fn claim(options: &StoreOptions) -> anyhow::Result<Claimed> {
@@ -150,10 +153,12 @@ fn claim(options: &StoreOptions) -> anyhow::Result<Claimed> {
     if options.format_bytes.is_some() {
         directory::prepare(directory, options.format_bytes)?;
     }
+    let mut journal_made = false;
     if let (Some(journal), Some(bytes)) = (&options.journal, options.journal_bytes)
         && !Path::new(journal).exists()
     {
         directory::make_file(journal, bytes)?;
+        journal_made = true;
     }
     let claim = directory::claim(directory, options.journal.as_deref())?;
     let directory::Claim {
@@ -168,6 +173,7 @@ fn claim(options: &StoreOptions) -> anyhow::Result<Claimed> {
         meta,
         locks,
         made: !existed,
+        journal_made,
     })
 }
 
@@ -176,12 +182,13 @@ fn identify(
     files: &mut FileDevice,
     options: &StoreOptions,
     made: bool,
+    journal_bytes: Option<u64>,
 ) -> anyhow::Result<DeviceId> {
     match Store::identify(files) {
         Err(OpenError::NotAStore { found: None }) if options.format_bytes.is_some() => {
             let device = DeviceId(*uuid::Uuid::new_v4().as_bytes());
             let mut format = FormatOptions::new(device);
-            format.journal_bytes = options.journal_bytes;
+            format.journal_bytes = journal_bytes;
             format.zeroed = if made { Zeroed::Yes } else { Zeroed::No };
             Store::format(files, format)?;
             tracing::info!(%device, store = %options.directory.display(), "made a new store");

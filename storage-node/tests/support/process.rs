@@ -82,8 +82,13 @@ impl Process {
     }
 
     /// SIGTERM; panics unless the exit status is 0.
-    pub fn terminate(mut self) {
+    pub fn terminate(self) {
         self.signal(Signal::TERM);
+        self.wait_success();
+    }
+
+    /// Waits for its end; panics unless the exit status is 0.
+    pub fn wait_success(mut self) {
         let status = self.child.wait().unwrap();
         assert!(status.success(), "{status}");
     }
