@@ -132,6 +132,9 @@ impl World {
         };
         let next = self.now + self.random.between(1, 2 * profile.pause);
         self.schedule(next, Happening::Chaos);
+        if self.now < self.plot_until {
+            return Ok(());
+        }
         self.mend();
         let total: u64 = profile.weights.iter().sum();
         let mut at = self.random.below(total);
@@ -274,6 +277,10 @@ impl World {
         let newer = self.start_host()?;
         self.cut_until.insert((newer, node), long);
         self.cut_between(newer, node);
+        if self.random.one_in(2) {
+            // Undisturbed, so that leases run out and the like.
+            self.plot_until = long;
+        }
         Ok(())
     }
 

@@ -147,6 +147,8 @@ pub(super) struct World {
     pub(super) calm: bool,
     /// Clients ask for nothing any more.
     pub(super) quiet: bool,
+    /// No chance trouble comes before that time.
+    pub(super) plot_until: u64,
     /// A step in between failed.
     pub(super) broken: bool,
     pub(super) profile: Option<Profile>,
@@ -218,6 +220,7 @@ impl World {
             disk_ns,
             calm: false,
             quiet: false,
+            plot_until: 0,
             broken: false,
             profile: None,
             cut_until: BTreeMap::new(),
