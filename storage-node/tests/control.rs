@@ -114,7 +114,7 @@ fn a_replica_is_made_listed_grown_and_deleted() {
         other.members[0].nonce = 6;
         let other = control.create_replica(other).await;
         refused(other, Code::AlreadyExists, "another replica");
-        assert_eq!(list(&mut control, "").await, [made.clone()]);
+        assert_eq!(list(&mut control, "").await, std::slice::from_ref(&made));
         assert_eq!(list(&mut control, VOLUME).await, [made]);
         let grow = |size_bytes| api::GrowReplicaRequest {
             volume_id: VOLUME.to_owned(),
