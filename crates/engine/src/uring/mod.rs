@@ -211,7 +211,8 @@ impl Uring {
         let Some((message, bytes)) = socket.output.message() else {
             return Ok(());
         };
-        let quiet = self.ring.modern && !socket.blocked;
+        // A silent success does not end a wait, and someone may wait for the end of this output.
+        let quiet = self.ring.modern && !socket.blocked && !socket.held_over;
         let mut flags = libc::MSG_NOSIGNAL;
         let mut entry_flags = squeue::Flags::empty();
         if quiet {

@@ -75,14 +75,16 @@ impl Rig {
     pub fn wait_for<T>(&mut self, mut pick: impl FnMut(&Event) -> Option<T>) -> T {
         let deadline = self.clock() + STUCK;
         loop {
+            let now = self.clock();
+            assert!(now < deadline, "the event does not come");
             for index in 0..self.events.len() {
                 if let Some(found) = pick(&self.events[index]) {
                     self.events.remove(index);
                     return found;
                 }
             }
-            assert!(self.clock() < deadline, "the event does not come");
-            self.turn(Duration::from_millis(100));
+            // In one sleep: a poll that needs another event to notice this one must be found.
+            self.turn(deadline.since(now));
         }
     }
 
