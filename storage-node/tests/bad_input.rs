@@ -6,7 +6,9 @@ mod support;
 use std::time::{Duration, Instant};
 
 use ashlar_engine::EngineKind;
-use ashlar_replication::message::{Content, ReadError, Refusal, Reply, Request, TornBlocks};
+use ashlar_replication::message::{
+    Content, ReadError, Refusal, Reply, Request, RequestId, TornBlocks,
+};
 use ashlar_replication::values::{Pass, Sequence};
 use ashlar_storage_node::metrics::ShardCounters;
 use ashlar_storage_node::shard::{Admission, ShardSettings};
@@ -33,6 +35,7 @@ fn reseal(frame: &mut [u8]) {
 
 /// Offsets in a header (docs/wire-format.md).
 const FIELD_COUNT: (usize, usize) = (12, 4);
+const FIELD_REQUEST: (usize, usize) = (16, 8);
 const FIELD_START: (usize, usize) = (24, 8);
 const FIELD_ARGUMENT: (usize, usize) = (32, 8);
 
@@ -174,10 +177,19 @@ fn malformed_requests_are_refused_by_their_number_and_the_connection_goes_on() {
         };
         assert_eq!(client.receive(), Received::Reply(0, refused));
     }
+    // What is no sequence is given back as an id: no frame could carry it as one.
+    let mut frame = write_bytes(0, 1, 0, &block(1));
+    put(&mut frame, FIELD_REQUEST, 1 << 40);
+    client.send(&frame);
+    let (id_of_write, refusal) = (RequestId(1 << 40), Refusal::BadRequest);
+    let refused = Reply::Refused {
+        id: id_of_write,
+        refusal,
+    };
+    assert_eq!(client.receive(), Received::Reply(0, refused));
     let mut frame = request_bytes(0, &resync);
     put(&mut frame, FIELD_ARGUMENT, u64::MAX);
     client.send(&frame);
-    let refusal = Refusal::BadRequest;
     assert_eq!(
         client.receive(),
         Received::Reply(0, Reply::Refused { id, refusal })
@@ -199,7 +211,7 @@ fn malformed_requests_are_refused_by_their_number_and_the_connection_goes_on() {
         client.receive(),
         Received::Reply(0, Reply::Data { id, result })
     );
-    assert_eq!(shard.metrics().counters.malformed_frames, 4);
+    assert_eq!(shard.metrics().counters.malformed_frames, 5);
     client.write(0, 1, 0, &block(1));
     // The same in a frame that is no request ends the connection.
     let mut frame = Vec::new();
@@ -322,7 +334,7 @@ fn a_peer_that_takes_no_answers_is_read_from_no_more_and_served_again_when_it_do
         // Asks and asks, and takes nothing, until the node takes nothing either.
         slow.set_nonblocking_sends();
         let request = |id| {
-            let id = ashlar_replication::message::RequestId(1000 + id);
+            let id = RequestId(1000 + id);
             let torn = TornBlocks::Refuse;
             request_bytes(
                 0,

@@ -73,7 +73,10 @@ impl Core {
         }
         let (handle, refusal) = (bad.handle, Refusal::BadRequest);
         match bad.kind {
-            Kind::Write => self.refuse_write(socket, handle, Sequence(bad.request), refusal),
+            // A number that is no sequence is given back as the request's id.
+            Kind::Write if bad.request <= Sequence::MAX.0 => {
+                self.refuse_write(socket, handle, Sequence(bad.request), refusal);
+            }
             Kind::Read => self.refuse_read(socket, handle, RequestId(bad.request), refusal),
             _ => self.refuse(socket, handle, RequestId(bad.request), refusal),
         }
