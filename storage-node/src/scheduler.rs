@@ -195,6 +195,11 @@ impl<T> Scheduler<T> {
         !self.classes[class.0 as usize].queue.is_empty()
     }
 
+    /// Whether anything waits.
+    pub fn has_waiting(&self) -> bool {
+        !self.active.is_empty()
+    }
+
     /// The next request to start, if the device has room and a class may go.
     pub fn dispatch(&mut self, now: Time) -> Option<(ClassId, Cost, T)> {
         if self.active.is_empty() || !self.has_room() {

@@ -13,8 +13,9 @@ use crate::shard::pending::{Answer, Pending};
 use crate::shard::requests::refusal_of;
 
 impl Core {
-    /// Answers everything that the store has finished.
-    pub(super) fn complete(&mut self, now: Time) {
+    /// Answers everything that the store has finished; false when that was nothing.
+    pub(super) fn complete(&mut self, now: Time) -> bool {
+        let mut any = false;
         while let Some(Completion { token, outcome }) = self.store.next_completion() {
             let Some(pending) = self.pending.remove(token) else {
                 continue;
@@ -24,7 +25,9 @@ impl Core {
                 self.admission_end(asker.socket, pending.bytes);
             }
             self.answer(now, pending, outcome);
+            any = true;
         }
+        any
     }
 
     fn answer(&mut self, now: Time, pending: Pending, outcome: Outcome) {

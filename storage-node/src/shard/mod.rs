@@ -27,6 +27,11 @@ use connection::Connection;
 use core::Core;
 pub use core::ShardSettings;
 
+/// Time after which a shard whose store is short of journal or memory looks whether that is over.
+const CONGESTED_MAX: Duration = Duration::from_millis(10);
+/// How often a turn starts and answers what waits before it looks at the sockets again.
+const ROUNDS_MAX: usize = 16;
+
 /// The other end of a shard's mailbox.
 #[derive(Clone)]
 pub struct ShardHandle {
@@ -238,16 +243,20 @@ impl Shard {
         let now = self.engine.now();
         let core = &mut self.core;
         core.metrics.counters.turns += 1;
-        core.start_queued(now);
         core.schedule_home_write(now);
         if self.stopping && core.is_quiet() {
             core.store.start_home_write(&mut core.device);
         }
-        core.store.submit(&mut core.device);
-        core.complete(now);
-        // Answers may have made room for what waited.
-        core.start_queued(now);
-        core.store.submit(&mut core.device);
+        // Answers make room for what waits, and what is in memory is finished as soon as it is started.
+        let mut settled = false;
+        for _ in 0..ROUNDS_MAX {
+            core.start_queued(now);
+            core.store.submit(&mut core.device);
+            settled = !core.complete(now);
+            if settled {
+                break;
+            }
+        }
         core.send_applied();
         core.device.flush(&mut self.engine);
         core.outbox.flush(&mut self.engine);
@@ -258,13 +267,16 @@ impl Shard {
         for socket in core.ended.drain(..) {
             self.engine.close(socket);
         }
+        if !settled {
+            return now;
+        }
         if self.stopping {
             // Looks again soon whether everything has settled.
             return now + Duration::from_millis(10);
         }
-        if core.is_congested() {
-            // A home write is under way; its end is an event.
-            return Time::NEVER;
+        if core.is_congested() && core.scheduler.has_waiting() {
+            // The end of a home write or of a checkpoint is an event; this is for the case that none comes.
+            return now + CONGESTED_MAX;
         }
         self.core.scheduler.next_time()
     }
