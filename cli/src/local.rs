@@ -12,6 +12,9 @@ use crate::process::{Lifetime, Process, ProcessSpec};
 use crate::scratch::Scratch;
 use crate::state::{Cluster, StateDir};
 
+/// What the kernel takes as the path of a unix socket.
+const SOCKET_PATH_BYTES_MAX: usize = 107;
+
 /// The engine of the data path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
@@ -199,6 +202,11 @@ impl LocalCluster {
     /// When it does not start.
     pub fn start_initiator(&mut self) -> anyhow::Result<()> {
         let path = self.scratch.path();
+        anyhow::ensure!(
+            path.as_os_str().len() + "/initiator.sock".len() <= SOCKET_PATH_BYTES_MAX,
+            "{} is too long a path for a unix socket; choose a directory with a shorter one",
+            path.display()
+        );
         let mut arguments: Vec<OsString> = vec!["initiator".into(), "--announce".into()];
         let control = format!("unix:{}", path.join("initiator.sock").display());
         arguments.extend(["--listen".into(), control.into()]);

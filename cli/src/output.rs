@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::{CellAlignment, LineStyle, Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
@@ -68,11 +68,21 @@ pub fn print<T: Serialize>(
     }
 }
 
+/// Prints a line about work that goes on: for programs on standard error, because standard output
+/// is for the one document.
+pub fn progress_line(format: Format, line: &str) {
+    // Nobody reads it any more: the work goes on to its end and cleans up.
+    let _ = match format {
+        Format::Json => writeln!(std::io::stderr(), "{line}"),
+        Format::Table => writeln!(std::io::stdout(), "{line}"),
+    };
+}
+
 /// A table in the style of all commands: a header, no lines between rows.
 pub fn table<const N: usize>(header: [&str; N]) -> Table {
     let mut table = Table::new();
     table
-        .load_style(presets::UTF8_HORIZONTAL_ONLY)
+        .load_style(presets::NOTHING.header_separator(LineStyle::none().fill('─').junction('─')))
         .set_header(header);
     table
 }

@@ -25,7 +25,7 @@ pub use pattern::Offsets;
 pub use statistics::{Recorder, Summary};
 
 use crate::cli::Context;
-use crate::output::{self, Format, Outcome};
+use crate::output::{self, Outcome};
 use crate::pinning::{Pinning, pin_this_thread};
 use crate::scratch::Scratch;
 use crate::state::Ack;
@@ -53,9 +53,14 @@ pub fn run(context: &Context, args: &Args) -> anyhow::Result<Outcome> {
     let pinning = Pinning::new(args.pin);
     pin_this_thread(pinning.client()).context("pinning the client")?;
     let result = measure(context, args, &scratch, &pinning);
+    let printed = match &result {
+        Ok(report) => output::print(context.format, report, report::text),
+        Err(_) => Ok(()),
+    };
+    // After the result, because freeing the files' space takes seconds on some devices.
     scratch.remove();
     let report = result?;
-    output::print(context.format, &report, report::text)?;
+    printed?;
     Ok(if report.errors == 0 {
         Outcome::Good
     } else {
@@ -155,11 +160,7 @@ fn measure(
     runner::run(
         &mut participants,
         Duration::from_secs(args.seconds),
-        |line| match format {
-            // Standard output is for the one document.
-            Format::Json => eprintln!("{line}"),
-            Format::Table => println!("{line}"),
-        },
+        |line| output::progress_line(format, line),
     )?;
     let mut outcomes: Vec<_> = participants
         .iter_mut()

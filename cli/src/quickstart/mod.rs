@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use crate::cli::Context;
 use crate::local::Engine;
-use crate::output::{self, Format, Outcome};
+use crate::output::{self, Outcome};
 use crate::scratch::{Leftovers, Scratch, remove_leftovers};
 use report::Report;
 
@@ -48,16 +48,9 @@ pub fn run(context: &Context, args: &Args) -> anyhow::Result<Outcome> {
     let scratch = Scratch::new(&parent)?;
     scratch.remove_on_signal()?;
     let mut report = Report::default();
-    let result = steps::run(
-        args,
-        &scratch,
-        &mut report,
-        &mut |line| match context.format {
-            // Standard output is for the one document.
-            Format::Json => eprintln!("{line}"),
-            Format::Table => println!("{line}"),
-        },
-    );
+    let result = steps::run(args, &scratch, &mut report, &mut |line| {
+        output::progress_line(context.format, line)
+    });
     if let Err(error) = &result {
         report.error = Some(format!("{error:#}"));
     }
@@ -65,10 +58,11 @@ pub fn run(context: &Context, args: &Args) -> anyhow::Result<Outcome> {
     if report.passed && args.keep {
         report.kept = result.ok();
         scratch.keep()?;
-    } else {
-        scratch.remove();
     }
-    output::print(context.format, &report, report::text)?;
+    let printed = output::print(context.format, &report, report::text);
+    // After the result, because freeing the files' space takes seconds on some devices.
+    scratch.remove();
+    printed?;
     Ok(if report.passed {
         Outcome::Good
     } else {

@@ -23,15 +23,16 @@ use crate::state::{Ack, VolumeRecord};
 use crate::units::{Size, count_text, duration_text, micros_text};
 use crate::volume::create::{self, VolumePlan};
 
-const VOLUME_BYTES: u64 = 128 << 20;
-const IMAGE_BYTES: u64 = 48 << 20;
-const STORE_BYTES: u64 = 320 << 20;
+const VOLUME_BYTES: u64 = 64 << 20;
+const IMAGE_BYTES: u64 = 32 << 20;
+/// The volume, the journal and the headers. No more, because every byte is freed again at the end.
+const STORE_BYTES: u64 = 96 << 20;
 /// The node that is killed.
 const VICTIM: usize = 1;
 /// How long latency is measured, and how long the node is away.
 const CALM: Duration = Duration::from_secs(2);
 const DOWN: Duration = Duration::from_secs(2);
-/// A resync that takes longer than this has failed: 128 MiB take well under a second.
+/// A resync that takes longer than this has failed: 64 MiB take well under a second.
 const RESYNC_TIMEOUT: Duration = Duration::from_secs(60);
 /// A longer stall than this is a failure: nothing has to wait for a dead node.
 const STALL_MAX: Duration = Duration::from_millis(500);
