@@ -3,6 +3,7 @@
 
 pub mod client;
 pub mod process;
+pub mod requests;
 
 use std::path::Path;
 
