@@ -1,16 +1,16 @@
 //! From the store back to the sockets: answers to what is durable or read.
 
+use ashlar_replica::{Answer, Finished, promise};
 use ashlar_replication::message::{Refusal, Reply, RequestId};
 use ashlar_replication::values::{BLOCK_BYTES, Epoch, ExtentIndex, Time};
-use ashlar_store::{Completion, Outcome, ReadOutcome, StoreError};
+use ashlar_store::{Completion, Outcome, ReadOutcome};
 use ashlar_wire::proof::{Subject, VolumeKey};
-use ashlar_wire::{Promise, TORN_MAX, encode};
+use ashlar_wire::{Promise, encode};
 
 use crate::shard::commands::Waiting;
 use crate::shard::connection::{Asker, Phase};
 use crate::shard::core::Core;
-use crate::shard::pending::{Answer, Pending};
-use crate::shard::requests::refusal_of;
+use crate::shard::pending::{Owed, Pending};
 
 impl Core {
     /// Answers everything that the store has finished; false when that was nothing.
@@ -31,105 +31,63 @@ impl Core {
     }
 
     fn answer(&mut self, now: Time, pending: Pending, outcome: Outcome) {
-        let counters = &mut self.metrics.counters;
-        match (&pending.answer, outcome) {
-            (Answer::Write(position), Outcome::Done(Ok(()))) => {
-                counters.writes += 1;
-                counters.write_bytes += pending.bytes;
-                self.metrics
-                    .write_journal
-                    .record(now.since(pending.started));
+        let answer = match pending.owed {
+            Owed::Member(answer) => answer,
+            Owed::Control(_) => return self.control_answer(now, pending, outcome),
+        };
+        let finished = answer.finish(&self.store, pending.slot, outcome);
+        self.count(now, &pending, answer, &finished);
+        match finished {
+            Finished::Applied(position) => {
                 // Completions of a replica come in the order of its writes: the last one covers all.
-                let position = *position;
                 if let Some(slot) = self.slot(pending.slot) {
                     slot.durable = slot.durable.max(position);
                 }
                 self.owe_applied(pending.slot);
             }
-            (Answer::Write(position), Outcome::Done(Err(error))) => {
-                let (sequence, refusal) = (position.sequence, refusal_of(error));
-                let reply = Reply::<()>::WriteRefused { sequence, refusal };
-                self.count_refusal(refusal);
-                self.reply(&pending, &reply);
-            }
-            (Answer::Done(id), Outcome::Done(Ok(()))) => {
-                self.reply(&pending, &Reply::<()>::Done { id: *id });
-            }
-            (Answer::Resync(id, last), Outcome::Done(Ok(()))) => {
-                let (id, last) = (*id, *last);
+            Finished::Resync(id, last) => {
                 // Also back: what was durable before belongs to another pass.
                 if let Some(slot) = self.slot(pending.slot) {
                     slot.durable = last;
                 }
-                self.reply(&pending, &Reply::<()>::Done { id });
+                self.reply(&pending, &Reply::Done { id });
             }
-            (Answer::Fence(epoch), Outcome::Done(result)) => {
-                let epoch = *epoch;
-                self.promised(&pending, epoch, result);
+            Finished::Reply(reply) => self.reply(&pending, &reply),
+            Finished::Refused(reply, refusal) => {
+                self.count_refusal(refusal);
+                self.reply(&pending, &reply);
             }
-            (Answer::Read(id), Outcome::Read(Ok(read))) => {
-                counters.reads += 1;
-                counters.read_bytes += pending.bytes;
-                self.metrics.read_device.record(now.since(pending.started));
-                let id = *id;
-                self.data(&pending, id, read);
-            }
-            (Answer::Read(id), Outcome::Read(Err(error))) => {
-                counters.read_errors += 1;
-                let id = *id;
+            Finished::Fence(epoch, result) => self.promised(&pending, epoch, result),
+            Finished::Data(id, read) => self.data(&pending, id, read),
+            Finished::ReadFailed(id, error) => {
                 if let Some(Asker { socket, handle, .. }) = self.asker(&pending) {
                     self.outbox
                         .frame(socket, |out| encode::read_failed(out, handle, id, error));
                 }
             }
-            (Answer::Copy(id), Outcome::Copied(Ok(changed))) => {
-                counters.copied_blocks += pending.bytes / BLOCK_BYTES as u64;
-                let reply = Reply::<()>::Copied { id: *id, changed };
-                self.reply(&pending, &reply);
+        }
+    }
+
+    fn count(&mut self, now: Time, pending: &Pending, answer: Answer, finished: &Finished) {
+        let metrics = &mut self.metrics;
+        let (counters, bytes) = (&mut metrics.counters, pending.bytes);
+        let blocks = bytes / BLOCK_BYTES as u64;
+        match (answer, finished) {
+            (Answer::Write(_), Finished::Applied(_)) => {
+                counters.writes += 1;
+                counters.write_bytes += bytes;
+                metrics.write_journal.record(now.since(pending.started));
             }
-            (Answer::Equalise(id), Outcome::Done(Ok(()))) => {
-                counters.equalised_blocks += pending.bytes / BLOCK_BYTES as u64;
-                self.reply(&pending, &Reply::<()>::Done { id: *id });
+            (Answer::Read(_), Finished::Data(..)) => {
+                counters.reads += 1;
+                counters.read_bytes += bytes;
+                metrics.read_device.record(now.since(pending.started));
             }
-            (Answer::Repair(id), Outcome::Done(Ok(()))) => {
-                counters.repaired_blocks += 1;
-                self.reply(&pending, &Reply::<()>::Done { id: *id });
-            }
-            (Answer::Positions(id), Outcome::Positions(Ok(list))) => {
-                let last = self.store.replica(pending.slot).map(|r| r.state.last);
-                let reply = Reply::<()>::Positions {
-                    id: *id,
-                    positions: list.positions,
-                    next: list.next,
-                    last: last.unwrap_or_default(),
-                };
-                self.reply(&pending, &reply);
-            }
-            (Answer::Digests(id), Outcome::Digests(Ok(digests))) => {
-                self.reply(&pending, &Reply::<()>::Digests { id: *id, digests });
-            }
-            (Answer::Control(_), outcome) => self.control_answer(now, pending, outcome),
-            (
-                Answer::Done(id)
-                | Answer::Resync(id, _)
-                | Answer::Copy(id)
-                | Answer::Equalise(id)
-                | Answer::Repair(id)
-                | Answer::Positions(id)
-                | Answer::Digests(id),
-                Outcome::Done(Err(error))
-                | Outcome::Copied(Err(error))
-                | Outcome::Positions(Err(error))
-                | Outcome::Digests(Err(error)),
-            ) => {
-                let id = *id;
-                self.refused(&pending, id, refusal_of(error));
-            }
-            (Answer::Write(_) | Answer::Done(_) | Answer::Resync(..) | Answer::Read(_), _)
-            | (Answer::Copy(_) | Answer::Equalise(_) | Answer::Repair(_), _)
-            | (Answer::Positions(_) | Answer::Digests(_) | Answer::Fence(_), _) => {
-                unreachable!("the store answers each call with its outcome")
-            }
+            (Answer::Read(_), _) => counters.read_errors += 1,
+            (Answer::Copy(_), Finished::Reply(_)) => counters.copied_blocks += blocks,
+            (Answer::Equalise(_), Finished::Reply(_)) => counters.equalised_blocks += blocks,
+            (Answer::Repair(_), Finished::Reply(_)) => counters.repaired_blocks += 1,
+            _ => {}
         }
     }
 
@@ -143,11 +101,6 @@ impl Core {
             self.outbox
                 .frame(socket, |out| encode::reply(out, handle, reply));
         }
-    }
-
-    fn refused(&mut self, pending: &Pending, id: RequestId, refusal: Refusal) {
-        self.count_refusal(refusal);
-        self.reply(pending, &Reply::<()>::Refused { id, refusal });
     }
 
     fn data(&mut self, pending: &Pending, id: RequestId, mut read: ReadOutcome) {
@@ -169,7 +122,7 @@ impl Core {
         self.store.recycle(&mut self.device, read);
     }
 
-    fn promised(&mut self, pending: &Pending, epoch: Epoch, result: Result<(), StoreError>) {
+    fn promised(&mut self, pending: &Pending, epoch: Epoch, result: Result<(), Refusal>) {
         let Some(Asker { socket, handle, .. }) = pending.asker else {
             return;
         };
@@ -179,23 +132,23 @@ impl Core {
         let Phase::Open(challenges) = connection.phase else {
             return;
         };
+        let slot = self.slots.get(pending.slot.0 as usize);
+        let durable = slot.and_then(|slot| Some(slot.as_ref()?.durable));
         let replica = self.store.replica(pending.slot);
-        let refusal = match (result, replica) {
-            (Err(error), _) => Some(refusal_of(error)),
-            (_, None) => Some(Refusal::UnknownReplica),
-            (_, Some(replica)) if replica.torn.len() > TORN_MAX => Some(Refusal::DeviceClosed),
-            (_, Some(replica)) if replica.state.promised != epoch => Some(Refusal::Fenced {
-                promised: replica.state.promised.number,
-            }),
-            _ => None,
+        let promised = result.and_then(|()| {
+            let replica = replica.ok_or(Refusal::UnknownReplica)?;
+            let state = promise(replica, epoch, durable.unwrap_or_default())?;
+            Ok((replica, state))
+        });
+        let (replica, state) = match promised {
+            Ok(promised) => promised,
+            Err(refusal) => {
+                self.count_refusal(refusal);
+                self.outbox
+                    .frame(socket, |out| encode::fence_refused(out, handle, refusal));
+                return;
+            }
         };
-        if let Some(refusal) = refusal {
-            self.count_refusal(refusal);
-            self.outbox
-                .frame(socket, |out| encode::fence_refused(out, handle, refusal));
-            return;
-        }
-        let Some(replica) = replica else { return };
         self.metrics.counters.fences += 1;
         let subject = Subject {
             volume: replica.volume,
@@ -203,13 +156,6 @@ impl Core {
             epoch,
             handle,
         };
-        let mut state = replica.state.clone();
-        if state.last.epoch == epoch.number
-            && let Some(Some(slot)) = self.slots.get(pending.slot.0 as usize)
-        {
-            // Of its own writes the initiator is told what is durable, not what is on its way.
-            state.last.sequence = state.last.sequence.min(slot.durable_in(epoch));
-        }
         let promise = Promise {
             epoch,
             state,
@@ -223,7 +169,7 @@ impl Core {
     }
 
     fn control_answer(&mut self, now: Time, pending: Pending, outcome: Outcome) {
-        let Answer::Control(waiting) = pending.answer else {
+        let Owed::Control(waiting) = pending.owed else {
             return;
         };
         match (*waiting, outcome) {

@@ -1,8 +1,8 @@
 //! What the shard knows of a connection, and what it admits on it.
 
 use ashlar_engine::SocketId;
-use ashlar_replication::values::{Epoch, Time, VolumeId};
-use ashlar_store::ReplicaSlot;
+use ashlar_replica::Attachment;
+use ashlar_replication::values::Time;
 use ashlar_wire::Limits;
 use ashlar_wire::proof::Challenges;
 
@@ -18,19 +18,6 @@ pub enum Phase {
     Open(Challenges),
     /// Goodbye was sent; whatever still comes is not looked at.
     Closing,
-}
-
-/// A volume on a connection, from Fence to Release.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Attachment {
-    /// The replica.
-    pub slot: ReplicaSlot,
-    /// Of which volume; a slot may be used again by another.
-    pub volume: VolumeId,
-    /// Which life of the volume's replica.
-    pub nonce: u64,
-    /// The epoch of every request on this handle.
-    pub epoch: Epoch,
 }
 
 /// Who asked for something. The handle may have got another meaning by the time it is answered, so

@@ -11,7 +11,7 @@ use crate::scheduler::{ClassDump, Cost};
 use crate::shard::Shard;
 use crate::shard::commands::{self, Command, CommandError, DeviceInfo, ReplicaInfo, Waiting};
 use crate::shard::core::Core;
-use crate::shard::pending::{Answer, Pending};
+use crate::shard::pending::{Owed, Pending};
 use crate::shard::queued::Work;
 
 /// How long a shard that stops writes home what is only in the journal. It is durable there: whatever
@@ -76,7 +76,7 @@ impl Core {
                 Err(error) => drop(answer.send(Err(error))),
                 Ok(slot) => {
                     let waiting = Box::new(Waiting::Grow(slot, answer));
-                    let token = self.begin_control(slot, Cost(0), Answer::Control(waiting));
+                    let token = self.begin_control(slot, Cost(0), Owed::Control(waiting));
                     let (store, device) = (&mut self.store, &mut self.device);
                     if let Err(error) = store.grow_replica(device, token, slot, size_blocks) {
                         self.fail_control(token, error.into());
@@ -87,7 +87,7 @@ impl Core {
                 Err(error) => drop(answer.send(Err(error))),
                 Ok(slot) => {
                     let waiting = Box::new(Waiting::SetEvicted(answer));
-                    let token = self.begin_control(slot, Cost(0), Answer::Control(waiting));
+                    let token = self.begin_control(slot, Cost(0), Owed::Control(waiting));
                     let (store, device) = (&mut self.store, &mut self.device);
                     if let Err(error) = store.set_evicted(device, token, slot, evicted) {
                         self.fail_control(token, error.into());
@@ -98,7 +98,7 @@ impl Core {
                 Err(error) => drop(answer.send(Err(error))),
                 Ok(slot) => {
                     let waiting = Box::new(Waiting::Extents(answer));
-                    let token = self.begin_control(slot, Cost(0), Answer::Control(waiting));
+                    let token = self.begin_control(slot, Cost(0), Owed::Control(waiting));
                     let (store, device) = (&mut self.store, &mut self.device);
                     if let Err(error) = store.digests(device, token, slot, from, count) {
                         self.fail_control(token, error.into());
@@ -134,7 +134,7 @@ impl Core {
             // The first request may still be on its way to the device: answered behind it.
             let state = replica.state.clone();
             let waiting = Box::new(Waiting::Create(slot, answer));
-            let token = self.begin_control(slot, Cost(0), Answer::Control(waiting));
+            let token = self.begin_control(slot, Cost(0), Owed::Control(waiting));
             let (store, device) = (&mut self.store, &mut self.device);
             if let Err(error) = store.set_state(device, token, slot, state) {
                 self.fail_control(token, error.into());
@@ -144,7 +144,7 @@ impl Core {
         // The token is needed before the slot is known; the slot is put in afterwards.
         let placeholder = ReplicaSlot(u32::MAX);
         let waiting = Box::new(Waiting::Create(placeholder, answer));
-        let token = self.begin_control(placeholder, Cost(0), Answer::Control(waiting));
+        let token = self.begin_control(placeholder, Cost(0), Owed::Control(waiting));
         match self.store.create_replica(&mut self.device, token, spec) {
             Ok(slot) => {
                 self.pending.set_created_slot(token, slot);
@@ -169,7 +169,7 @@ impl Core {
             let _ = answer.send(Ok(()));
             return;
         }
-        let waiting = Answer::Control(Box::new(Waiting::Delete(answer)));
+        let waiting = Owed::Control(Box::new(Waiting::Delete(answer)));
         let token = self.begin_control(slot, Cost(0), waiting);
         match self.store.delete_replica(&mut self.device, token, slot) {
             Ok(()) => self.remove_slot(slot),
@@ -310,14 +310,14 @@ impl Core {
     }
 
     /// Keeps a command that waits for the store.
-    pub(super) fn begin_control(&mut self, slot: ReplicaSlot, cost: Cost, answer: Answer) -> u64 {
+    pub(super) fn begin_control(&mut self, slot: ReplicaSlot, cost: Cost, owed: Owed) -> u64 {
         self.pending.insert(Pending {
             asker: None,
             slot,
             cost,
             bytes: 0,
             started: Time(0),
-            answer,
+            owed,
         })
     }
 
@@ -327,7 +327,7 @@ impl Core {
             return;
         };
         self.scheduler.finished(pending.cost);
-        let Answer::Control(waiting) = pending.answer else {
+        let Owed::Control(waiting) = pending.owed else {
             return;
         };
         match *waiting {

@@ -10,7 +10,7 @@ use ashlar_store::{ReadOutcome, StoreError};
 use crate::scheduler::Cost;
 use crate::shard::commands::{self, CommandError, Describe, ExtentInfo, Waiting};
 use crate::shard::core::Core;
-use crate::shard::pending::Answer;
+use crate::shard::pending::Owed;
 use crate::shard::queued::Work;
 
 impl Core {
@@ -82,8 +82,8 @@ impl Core {
                 count: 1,
             },
         };
-        let answer = Answer::Control(Box::new(Waiting::Describe(describe)));
-        let token = self.begin_control(slot, cost, answer);
+        let owed = Owed::Control(Box::new(Waiting::Describe(describe)));
+        let token = self.begin_control(slot, cost, owed);
         // It may have been deleted while this waited, and its slot given to another.
         let same = self.store.replica(slot).is_some_and(|r| r.volume == volume);
         let (store, device) = (&mut self.store, &mut self.device);

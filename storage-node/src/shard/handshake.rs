@@ -1,6 +1,7 @@
 //! Frames that are about the connection: handshake, fencing, renewals, and everything malformed.
 
 use ashlar_engine::SocketId;
+use ashlar_replica::{Answer, Attachment, refusal_of};
 use ashlar_replication::member;
 use ashlar_replication::message::{Refusal, RequestId};
 use ashlar_replication::values::{Sequence, Time};
@@ -10,10 +11,8 @@ use ashlar_wire::{
 };
 
 use crate::scheduler::Cost;
-use crate::shard::connection::{Asker, Attachment, HANDLES_MAX, Phase};
+use crate::shard::connection::{Asker, HANDLES_MAX, Phase};
 use crate::shard::core::Core;
-use crate::shard::pending::Answer;
-use crate::shard::requests::refusal_of;
 
 impl Core {
     /// Handles a frame. The frame lies in the engine's receive buffer until this returns.

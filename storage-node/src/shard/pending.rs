@@ -1,7 +1,7 @@
 //! Operations that the store is working on, by the token it was given.
 
-use ashlar_replication::message::RequestId;
-use ashlar_replication::values::{Epoch, Position, Time};
+use ashlar_replica::Answer;
+use ashlar_replication::values::Time;
 use ashlar_store::ReplicaSlot;
 
 use crate::scheduler::Cost;
@@ -9,28 +9,10 @@ use crate::shard::commands::Waiting;
 use crate::shard::connection::Asker;
 
 /// What is to be answered when an operation is done.
-pub enum Answer {
-    /// Applied, cumulative, to whoever is attached then.
-    Write(Position),
-    /// Done.
-    Done(RequestId),
-    /// Done, for BeginResync: the stream goes on after this position.
-    Resync(RequestId, Position),
-    /// Promised.
-    Fence(Epoch),
-    /// Data.
-    Read(RequestId),
-    /// Copied.
-    Copy(RequestId),
-    /// Done.
-    Equalise(RequestId),
-    /// Done.
-    Repair(RequestId),
-    /// Positions.
-    Positions(RequestId),
-    /// Digests.
-    Digests(RequestId),
-    /// A command of the control API.
+pub enum Owed {
+    /// To a request of an initiator.
+    Member(Answer),
+    /// To a command of the control API.
     Control(Box<Waiting>),
 }
 
@@ -47,7 +29,7 @@ pub struct Pending {
     /// When it was handed to the store.
     pub started: Time,
     /// What to answer.
-    pub answer: Answer,
+    pub owed: Owed,
 }
 
 /// A table with stable tokens; freed places are used again, so that it stops growing.
@@ -84,7 +66,7 @@ impl PendingTable {
             .get_mut(token as usize)
             .and_then(Option::as_mut);
         if let Some(Pending {
-            answer: Answer::Control(waiting),
+            owed: Owed::Control(waiting),
             slot: of,
             ..
         }) = entry

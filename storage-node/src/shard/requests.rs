@@ -1,34 +1,17 @@
 //! From a request to the store: admission, the scheduler, the member's rules.
 
 use ashlar_engine::SocketId;
-use ashlar_replication::configuration::MemberState;
-use ashlar_replication::member;
+use ashlar_replica::{Answer, Attachment, Decision, decide, refusal_of, submit};
 use ashlar_replication::message::{Content, Refusal, Reply, Request, RequestId};
-use ashlar_replication::values::{BLOCK_BYTES, EXTENT_BLOCKS, Epoch, Position, Sequence, Time};
-use ashlar_store::{Blocks, Replica, ReplicaSlot, StoreError};
-use ashlar_wire::{BlockData, GoodbyeCode, POSITIONS_MAX, encode};
+use ashlar_replication::values::{BLOCK_BYTES, EXTENT_BLOCKS, Sequence, Time};
+use ashlar_store::{ReplicaSlot, StoreError};
+use ashlar_wire::{BlockData, GoodbyeCode, encode};
 
 use crate::scheduler::{ClassId, Cost};
 use crate::shard::connection::Asker;
 use crate::shard::core::Core;
-use crate::shard::pending::{Answer, Pending};
+use crate::shard::pending::{Owed, Pending};
 use crate::shard::queued::{Queued, Work};
-
-/// What a refused store call is called on the wire.
-pub(super) fn refusal_of(error: StoreError) -> Refusal {
-    match error {
-        StoreError::DeviceFull | StoreError::ReplicasFull => Refusal::DeviceFull,
-        StoreError::UnknownReplica => Refusal::UnknownReplica,
-        StoreError::Witness => Refusal::Witness,
-        StoreError::BadRange | StoreError::Checksum | StoreError::PositionChanged => {
-            Refusal::BadRequest
-        }
-        StoreError::Closed
-        | StoreError::HeaderDamaged
-        | StoreError::IndexWrong
-        | StoreError::AlreadyExists => Refusal::DeviceClosed,
-    }
-}
 
 /// Why a request was not started.
 enum Rejected {
@@ -51,16 +34,6 @@ impl From<StoreError> for Rejected {
             other => Rejected::Refused(refusal_of(other)),
         }
     }
-}
-
-/// What the member's rules make of a request.
-enum Decision {
-    /// A new state, to be made durable.
-    State(MemberState, Answer),
-    /// Something for the store to do.
-    Blocks(Answer),
-    /// A write that was applied before.
-    Applied,
 }
 
 /// Bytes that a request moves to or from the device.
@@ -290,7 +263,7 @@ impl Core {
             cost,
             bytes,
             started,
-            answer,
+            owed: Owed::Member(answer),
         })
     }
 
@@ -302,174 +275,28 @@ impl Core {
         cost: Cost,
         bytes: u64,
     ) -> Result<(), Rejected> {
-        let attachment = asker.attachment;
-        let (slot, epoch) = (attachment.slot, attachment.epoch);
-        let same =
-            |r: &&Replica| (r.volume, r.state.id.nonce) == (attachment.volume, attachment.nonce);
-        let replica = self.store.replica(slot).filter(same);
+        let Attachment { slot, epoch, .. } = asker.attachment;
+        let replica = asker.attachment.replica(&self.store);
         let replica = replica.ok_or(Refusal::UnknownReplica)?;
-        let changes_blocks = matches!(
-            request,
-            Request::Write { .. } | Request::BeginResync { .. } | Request::Copy { .. }
-        );
-        if replica.evicted && changes_blocks {
-            return Err(Refusal::Evicted.into());
-        }
-        match decide(&replica.state, epoch, request)? {
-            Decision::State(next, answer) => {
-                if matches!(request, Request::StoreConfig { .. }) {
-                    self.metrics.counters.configurations += 1;
-                }
-                let token = self.begin(now, asker, cost, bytes, answer);
-                let submitted = self.store.set_state(&mut self.device, token, slot, next);
-                submitted.map_err(|error| {
-                    self.pending.remove(token);
-                    error.into()
-                })
-            }
-            Decision::Blocks(answer) => {
-                let token = self.begin(now, asker, cost, bytes, answer);
-                let submitted = self.submit(token, slot, epoch, request);
-                submitted.map_err(|error| {
-                    self.pending.remove(token);
-                    error.into()
-                })
-            }
+        let decision = decide(replica, epoch, request)?;
+        let answer = match &decision {
+            Decision::State(_, answer) | Decision::Blocks(answer) => *answer,
             Decision::Applied => {
                 self.owe_applied(slot);
                 self.scheduler.finished(cost);
                 self.admission_end(asker.socket, bytes);
-                Ok(())
+                return Ok(());
             }
+        };
+        if matches!(request, Request::StoreConfig { .. }) {
+            self.metrics.counters.configurations += 1;
         }
-    }
-
-    /// Calls what the store has for a request that is no change of state.
-    fn submit(
-        &mut self,
-        token: u64,
-        slot: ReplicaSlot,
-        epoch: Epoch,
-        request: &Request<BlockData<'_>>,
-    ) -> Result<(), StoreError> {
+        let token = self.begin(now, asker, cost, bytes, answer);
         let (store, device) = (&mut self.store, &mut self.device);
-        match request {
-            Request::Write {
-                sequence,
-                range,
-                content,
-            } => {
-                let position = position(epoch, *sequence);
-                store.write(device, token, slot, position, *range, blocks(content))
-            }
-            Request::Copy {
-                range,
-                steps,
-                content,
-                ..
-            } => store.copy(device, token, slot, *range, steps, blocks(content)),
-            Request::Equalise {
-                range,
-                positions,
-                content,
-                ..
-            } => store.equalise(device, token, slot, *range, positions, blocks(content)),
-            Request::Repair {
-                block,
-                position,
-                content,
-                ..
-            } => store.repair(device, token, slot, *block, *position, blocks(content)),
-            Request::Read { range, torn, .. } => store.read(device, token, slot, *range, *torn),
-            Request::Compare { extent, .. } => store.extent_positions(device, token, slot, *extent),
-            Request::Digests { from, count, .. } => {
-                store.digests(device, token, slot, *from, *count)
-            }
-            Request::ListAbove { floor, from, .. } => {
-                // The store ends a list at an extent's border: it may add one extent less a block.
-                let limit = POSITIONS_MAX - EXTENT_BLOCKS as usize;
-                store.list_above(device, token, slot, *floor, *from, limit)
-            }
-            Request::Fence { .. }
-            | Request::StoreConfig { .. }
-            | Request::BeginResync { .. }
-            | Request::MarkComplete { .. }
-            | Request::SetLast { .. } => unreachable!("changes of state go through set_state"),
-        }
-    }
-}
-
-/// The member's rules, over the newest state that was submitted.
-fn decide<P>(state: &MemberState, epoch: Epoch, request: &Request<P>) -> Result<Decision, Refusal> {
-    Ok(match request {
-        Request::Write { sequence, .. } => match member::check_write(state, epoch, *sequence)? {
-            member::WriteDecision::Apply => {
-                Decision::Blocks(Answer::Write(position(epoch, *sequence)))
-            }
-            member::WriteDecision::AlreadyApplied => Decision::Applied,
-        },
-        Request::StoreConfig {
-            id,
-            configuration,
-            start,
-        } => {
-            let next = member::store_config(state, epoch, configuration, start)?;
-            Decision::State(next, Answer::Done(*id))
-        }
-        Request::BeginResync { id, pass, sequence } => {
-            let next = member::begin_resync(state, epoch, *pass, *sequence)?;
-            Decision::State(next, Answer::Resync(*id, position(epoch, *sequence)))
-        }
-        Request::MarkComplete { id, pass } => {
-            let next = member::mark_complete(state, epoch, *pass)?;
-            Decision::State(next, Answer::Done(*id))
-        }
-        Request::SetLast { id, position } => {
-            let next = member::set_last(state, epoch, *position)?;
-            Decision::State(next, Answer::Done(*id))
-        }
-        Request::Copy { id, pass, .. } => {
-            member::check_copy(state, epoch, *pass)?;
-            Decision::Blocks(Answer::Copy(*id))
-        }
-        Request::Equalise { id, .. } => {
-            member::check_equalise(state, epoch)?;
-            Decision::Blocks(Answer::Equalise(*id))
-        }
-        Request::Repair { id, .. } => {
-            member::check_repair(state, epoch)?;
-            Decision::Blocks(Answer::Repair(*id))
-        }
-        Request::Read { id, .. } => {
-            member::check_read(state, epoch)?;
-            Decision::Blocks(Answer::Read(*id))
-        }
-        Request::Compare { id, .. } | Request::ListAbove { id, .. } => {
-            member::check_compare(state, epoch)?;
-            Decision::Blocks(Answer::Positions(*id))
-        }
-        Request::Digests { id, .. } => {
-            member::check_compare(state, epoch)?;
-            Decision::Blocks(Answer::Digests(*id))
-        }
-        // A frame of its own.
-        Request::Fence { .. } => return Err(Refusal::BadRequest),
-    })
-}
-
-fn position(epoch: Epoch, sequence: Sequence) -> Position {
-    Position {
-        epoch: epoch.number,
-        sequence,
-    }
-}
-
-fn blocks<'a>(content: &Content<BlockData<'a>>) -> ashlar_store::Content<'a> {
-    match content {
-        Content::Zeros => Content::Zeros,
-        Content::Data(data) => Content::Data(Blocks {
-            data: data.data,
-            crcs: data.crcs,
-        }),
+        let submitted = submit(store, device, token, slot, epoch, request, decision);
+        submitted.map_err(|error| {
+            self.pending.remove(token);
+            error.into()
+        })
     }
 }

@@ -1,0 +1,51 @@
+//! Which replica a request is for, and what a member answers to Fence.
+
+use ashlar_replication::configuration::MemberState;
+use ashlar_replication::message::Refusal;
+use ashlar_replication::values::{Epoch, Position, VolumeId};
+use ashlar_store::{Replica, ReplicaSlot, Store};
+use ashlar_wire::TORN_MAX;
+
+/// A replica that an initiator has fenced, from Fence to Release.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attachment {
+    /// The replica.
+    pub slot: ReplicaSlot,
+    /// Of which volume; a slot may be used again by another.
+    pub volume: VolumeId,
+    /// Which life of the volume's replica.
+    pub nonce: u64,
+    /// The epoch of every request.
+    pub epoch: Epoch,
+}
+
+impl Attachment {
+    /// The replica, if it is still the one that was fenced.
+    pub fn replica<'a>(&self, store: &'a Store) -> Option<&'a Replica> {
+        let replica = store.replica(self.slot)?;
+        let is_same = (replica.volume, replica.state.id.nonce) == (self.volume, self.nonce);
+        is_same.then_some(replica)
+    }
+}
+
+/// The state that a member answers to a Fence that is durable. Of the epoch's own writes the initiator is told
+/// what is `durable`, not what is on its way.
+///
+/// # Errors
+/// When a newer epoch has been promised meanwhile, or more blocks are torn than can be told of.
+pub fn promise(replica: &Replica, epoch: Epoch, durable: Position) -> Result<MemberState, Refusal> {
+    if replica.torn.len() > TORN_MAX {
+        return Err(Refusal::DeviceClosed);
+    }
+    if replica.state.promised != epoch {
+        return Err(Refusal::Fenced {
+            promised: replica.state.promised.number,
+        });
+    }
+    let mut state = replica.state.clone();
+    if state.last.epoch == epoch.number {
+        let known = Position::start_of(epoch.number).max(durable);
+        state.last.sequence = state.last.sequence.min(known.sequence);
+    }
+    Ok(state)
+}
