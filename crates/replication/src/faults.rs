@@ -1,14 +1,10 @@
-//! Rules that the tests break on purpose, to show that the schedules of `crate::simulation` find it.
+//! Rules that tests break on purpose, to show that the simulator finds it.
 //!
-//! Outside tests nothing is ever broken and the questions cost nothing.
+//! Without the feature `faults` nothing is ever broken and the questions cost nothing.
 
 /// A rule that can be broken, by its number in docs/protocol.md.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(
-    not(test),
-    expect(dead_code, reason = "some are of the tests' members")
-)]
-pub(crate) enum Fault {
+pub enum Fault {
     /// W2: one durable answer is enough.
     AcknowledgeOnOne,
     /// C3 is not looked at.
@@ -69,11 +65,7 @@ pub(crate) enum Fault {
     RepairAnyPosition,
 }
 
-#[cfg(test)]
-#[allow(
-    clippy::items_after_test_module,
-    reason = "what follows is the switch's use, not code under test"
-)]
+#[cfg(feature = "faults")]
 mod switch {
     use super::Fault;
     use core::cell::Cell;
@@ -83,21 +75,22 @@ mod switch {
     }
 
     /// Breaks a rule on this thread from here on, or none.
-    pub(crate) fn break_rule(fault: Option<Fault>) {
+    pub fn break_rule(fault: Option<Fault>) {
         BROKEN.set(fault);
     }
 
-    pub(crate) fn is_broken(fault: Fault) -> bool {
+    /// Whether the rule is broken on this thread.
+    pub fn is_broken(fault: Fault) -> bool {
         BROKEN.get() == Some(fault)
     }
 }
 
-#[cfg(test)]
-pub(crate) use switch::{break_rule, is_broken};
+#[cfg(feature = "faults")]
+pub use switch::{break_rule, is_broken};
 
-/// Whether the rule is broken: never, outside tests.
-#[cfg(not(test))]
+/// Whether the rule is broken: never, without the feature `faults`.
+#[cfg(not(feature = "faults"))]
 #[inline(always)]
-pub(crate) const fn is_broken(_: Fault) -> bool {
+pub const fn is_broken(_: Fault) -> bool {
     false
 }

@@ -4,10 +4,8 @@
 
 pub mod configuration;
 pub mod digest;
-mod faults;
+pub mod faults;
 pub mod initiator;
 pub mod member;
 pub mod message;
-#[cfg(test)]
-mod simulation;
 pub mod values;

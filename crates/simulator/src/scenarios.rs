@@ -2,10 +2,10 @@
 
 use core::time::Duration;
 
-use crate::configuration::Ack;
-use crate::faults::{Fault, break_rule};
-use crate::initiator::{Options, Phase};
-use crate::values::{EpochNumber, Position};
+use ashlar_replication::configuration::Ack;
+use ashlar_replication::faults::{Fault, break_rule};
+use ashlar_replication::initiator::{Options, Phase};
+use ashlar_replication::values::{EpochNumber, Position};
 
 use super::ledger::Violation;
 use super::world::{MS, Shape, World};

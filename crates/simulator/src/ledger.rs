@@ -2,14 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::configuration::{Configuration, Generation};
-use crate::message::{Content, ReadData};
-use crate::values::{Block, BlockRange, Epoch, EpochNumber, MemberId, Position, Sequence};
+use ashlar_replication::configuration::{Configuration, Generation};
+use ashlar_replication::message::{Content, ReadData};
+use ashlar_replication::values::{
+    Block, BlockRange, Epoch, EpochNumber, MemberId, Position, Sequence,
+};
 
 use super::node::{Node, Payload};
 
 /// An invariant that does not hold: its name, and what was seen.
-pub(super) type Violation = String;
+pub type Violation = String;
 type Positions = BTreeMap<Block, Position>;
 type Key = (EpochNumber, u64);
 type Writes = BTreeMap<Sequence, (BlockRange, Content<Payload>)>;

@@ -1,9 +1,9 @@
 //! Connections that come, break, and deliver late.
 
-use crate::initiator::Event;
-use crate::values::Epoch;
+use ashlar_replication::initiator::Event;
+use ashlar_replication::values::Epoch;
 
-use crate::simulation::ledger::Violation;
+use crate::ledger::Violation;
 
 use super::{Connection, Happening, Host, MS, ToHost, ToMember, World};
 
@@ -43,7 +43,7 @@ impl World {
     }
 
     /// The connection breaks. Some of what is under way to the member still arrives, in order.
-    pub(in crate::simulation) fn cut(&mut self, connection: usize) {
+    pub(crate) fn cut(&mut self, connection: usize) {
         if !self.connections[connection].open {
             return;
         }
@@ -58,7 +58,7 @@ impl World {
     }
 
     /// What a member says to the host is under way for longer than a lease from now on.
-    pub(in crate::simulation) fn slow_between(&mut self, host: usize, node: usize) {
+    pub(crate) fn slow_between(&mut self, host: usize, node: usize) {
         let lease = self.options.lease.as_nanos() as u64;
         let latency = self.random.between(lease, 4 * lease);
         for state in &mut self.connections {

@@ -1,48 +1,14 @@
-//! The schedules, and the proof that they find what is wrong.
+//! The proof that the schedules find what is wrong: each rule is broken in turn.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::faults::{Fault, break_rule};
+use ashlar_replication::faults::{Fault, break_rule};
 
-use super::chaos::{Summary, run};
+use super::chaos::run;
+use super::schedules::number;
 
-/// Schedules of a plain test run; a few seconds of an unoptimised build.
-const SCHEDULES: u64 = 1_500;
 /// Schedules after which a broken rule must have been found.
 const SCHEDULES_TO_FIND: u64 = 40_000;
-
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok()?.parse().ok()
-}
-
-#[test]
-fn random_schedules_keep_every_invariant_and_come_right_in_the_end() {
-    if let Some(seed) = number("ASHLAR_SEED") {
-        run(seed).unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
-        return;
-    }
-    let first = number("ASHLAR_FIRST").unwrap_or(0);
-    let count = number("ASHLAR_SCHEDULES").unwrap_or(SCHEDULES);
-    let mut sum = Summary::default();
-    for seed in first..first + count {
-        let result = catch_unwind(|| run(seed));
-        let summary = match result {
-            Ok(Ok(summary)) => summary,
-            Ok(Err(violation)) => panic!("seed {seed}: {violation}"),
-            Err(_) => panic!("seed {seed} panicked"),
-        };
-        if number("ASHLAR_VERBOSE").is_some() {
-            println!("seed {seed}: {summary:?}");
-        }
-        sum.happenings += summary.happenings;
-        sum.acks += summary.acks;
-        sum.reads += summary.reads;
-        sum.hosts += summary.hosts;
-    }
-    println!("{count} schedules: {sum:?}");
-    // The schedules must not be empty of what they are about.
-    assert!(sum.acks > count * 20 && sum.reads > count * 5 && sum.hosts > count);
-}
 
 /// `hint`: a seed that found it once. It is tried first, and goes stale with every change of the schedules.
 fn is_found(fault: Fault, hint: u64) -> Option<(u64, String)> {

@@ -1,13 +1,13 @@
 //! One initiator and its members, messages delivered by hand: what a reader wants to see first.
 
-use crate::configuration::{
+use ashlar_replication::configuration::{
     Ack, Configuration, Generation, Member, MemberState, ReplicaState, Role,
 };
-use crate::initiator::{
+use ashlar_replication::initiator::{
     Effect, Effects, Event, Initiator, IoError, Options, OverReason, Phase, Ticket,
 };
-use crate::message::{Content, Request};
-use crate::values::{
+use ashlar_replication::message::{Content, Request};
+use ashlar_replication::values::{
     Block, BlockRange, DeviceId, Epoch, EpochNumber, MemberId, Pass, Position, Sequence, Time,
 };
 

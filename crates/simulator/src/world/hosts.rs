@@ -2,18 +2,18 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::configuration::Member;
-use crate::initiator::{Effect, Effects, Event, Initiator, Phase, Ticket};
-use crate::message::{Content, Request};
-use crate::values::{Block, BlockRange, Epoch, Sequence, Time};
+use ashlar_replication::configuration::Member;
+use ashlar_replication::initiator::{Effect, Effects, Event, Initiator, Phase, Ticket};
+use ashlar_replication::message::{Content, Request};
+use ashlar_replication::values::{Block, BlockRange, Epoch, Sequence, Time};
 
-use crate::simulation::ledger::{Attached, Violation};
-use crate::simulation::node::{Payload, SIZE_BLOCKS};
+use crate::ledger::{Attached, Violation};
+use crate::node::{Payload, SIZE_BLOCKS};
 
 use super::{Happening, Host, MS, ToMember, Waiting, World};
 
 impl World {
-    pub(in crate::simulation) fn start_host(&mut self) -> Result<usize, Violation> {
+    pub(crate) fn start_host(&mut self) -> Result<usize, Violation> {
         let members = self.nodes.iter().map(|n| Member {
             id: n.state.id,
             role: n.state.role,
@@ -46,14 +46,14 @@ impl World {
         Ok(host)
     }
 
-    pub(in crate::simulation) fn kill_host(&mut self, host: usize) {
+    pub(crate) fn kill_host(&mut self, host: usize) {
         self.hosts[host].alive = false;
         for connection in self.hosts[host].connections.clone().into_iter().flatten() {
             self.cut(connection);
         }
     }
 
-    pub(in crate::simulation) fn local(&self, host: usize) -> Time {
+    pub(crate) fn local(&self, host: usize) -> Time {
         let Host { drift, offset, .. } = self.hosts[host];
         let drift = self.now as i64 / 1_000 * drift / 1_000;
         Time(offset + (self.now as i64 + drift) as u64)
@@ -287,7 +287,7 @@ impl World {
         self.feed(host, event)
     }
 
-    pub(in crate::simulation) fn is_idle(&self, host: usize) -> bool {
+    pub(crate) fn is_idle(&self, host: usize) -> bool {
         self.hosts[host].waiting.is_empty()
     }
 }

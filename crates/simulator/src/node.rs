@@ -3,15 +3,15 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::configuration::{MemberState, Role};
-use crate::digest::positions_digest;
-use crate::faults::{Fault, is_broken};
-use crate::member::{self, WriteDecision};
-use crate::message::{
+use ashlar_replication::configuration::{MemberState, Role};
+use ashlar_replication::digest::positions_digest;
+use ashlar_replication::faults::{Fault, is_broken};
+use ashlar_replication::member::{self, WriteDecision};
+use ashlar_replication::message::{
     BlockPosition, Content, CopyStep, ReadData, ReadError, Refusal, Reply, Request, RequestId,
     TornBlocks,
 };
-use crate::values::{
+use ashlar_replication::values::{
     Block, BlockRange, EXTENT_BLOCKS, Epoch, ExtentIndex, MemberId, Position, Sequence,
 };
 

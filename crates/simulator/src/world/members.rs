@@ -1,11 +1,11 @@
 //! Members: what they get, what becomes durable when, and what a crash leaves.
 
-use crate::faults::{Fault, is_broken};
-use crate::message::{Reply, Request};
-use crate::values::{Epoch, Time};
+use ashlar_replication::faults::{Fault, is_broken};
+use ashlar_replication::message::{Reply, Request};
+use ashlar_replication::values::{Epoch, Time};
 
-use crate::simulation::ledger::Violation;
-use crate::simulation::node::{Payload, Queued};
+use crate::ledger::Violation;
+use crate::node::{Payload, Queued};
 
 use super::{Connection, Happening, ToHost, ToMember, World};
 
@@ -153,7 +153,7 @@ impl World {
         }
     }
 
-    pub(in crate::simulation) fn crash(&mut self, node: usize) -> Result<(), Violation> {
+    pub(crate) fn crash(&mut self, node: usize) -> Result<(), Violation> {
         let World {
             nodes,
             random,
@@ -172,7 +172,7 @@ impl World {
         ledger.member_changed(&mut nodes[node])
     }
 
-    pub(in crate::simulation) fn restart(&mut self, node: usize) {
+    pub(crate) fn restart(&mut self, node: usize) {
         self.nodes[node].up = true;
     }
 }

@@ -7,12 +7,12 @@ mod network;
 use core::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
-use crate::configuration::{
+use ashlar_replication::configuration::{
     Ack, Configuration, Generation, Member, MemberState, ReplicaState, Role,
 };
-use crate::initiator::{Event, Initiator, Options};
-use crate::message::{Reply, Request};
-use crate::values::{
+use ashlar_replication::initiator::{Event, Initiator, Options};
+use ashlar_replication::message::{Reply, Request};
+use ashlar_replication::values::{
     BlockRange, DeviceId, Epoch, EpochNumber, MemberId, Pass, Position, Sequence, Time,
 };
 

@@ -2,8 +2,8 @@
 
 use core::time::Duration;
 
-use crate::configuration::Ack;
-use crate::initiator::{Options, Phase};
+use ashlar_replication::configuration::Ack;
+use ashlar_replication::initiator::{Options, Phase};
 
 use super::ledger::Violation;
 use super::random::Random;
@@ -92,15 +92,22 @@ impl Profile {
 
 /// How a schedule went.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Summary {
-    pub(super) happenings: u64,
-    pub(super) acks: u64,
-    pub(super) reads: u64,
-    pub(super) hosts: u64,
+pub struct Summary {
+    /// Messages, durable steps, timers, clients' requests.
+    pub happenings: u64,
+    /// Acknowledged writes.
+    pub acks: u64,
+    /// Answered reads.
+    pub reads: u64,
+    /// Initiators that were started.
+    pub hosts: u64,
 }
 
 /// Runs the schedule of a seed.
-pub(super) fn run(seed: u64) -> Result<Summary, Violation> {
+///
+/// # Errors
+/// The first invariant that did not hold.
+pub fn run(seed: u64) -> Result<Summary, Violation> {
     let mut random = Random::new(seed ^ 0x5eed);
     let profile = Profile::of(&mut random);
     let mut world = World::new(seed, profile.shape, profile.options.clone());
