@@ -159,12 +159,8 @@ impl Cli {
             Command::Queue(command) => queue::run(&context, command),
             Command::Node(command) => node::run(&context, command),
             Command::Completion { shell } => {
-                clap_complete::generate(
-                    shell,
-                    &mut Cli::command(),
-                    "ashlar",
-                    &mut std::io::stdout(),
-                );
+                let mut command = visible(&Cli::command());
+                clap_complete::generate(shell, &mut command, "ashlar", &mut std::io::stdout());
                 Ok(Outcome::Good)
             }
             Command::StorageNode(args) => {
@@ -218,4 +214,12 @@ mod tests {
         assert_eq!(empty.nodes().unwrap(), ["a:1"]);
         assert_eq!(context(&["--node", "b:2"]).nodes().unwrap(), ["b:2"]);
     }
+}
+
+/// The command without its hidden subcommands, which completion would offer.
+fn visible(command: &clap::Command) -> clap::Command {
+    let subcommands = command.get_subcommands().filter(|c| !c.is_hide_set());
+    clap::Command::new("ashlar")
+        .args(command.get_arguments().cloned())
+        .subcommands(subcommands.cloned())
 }

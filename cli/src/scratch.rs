@@ -8,6 +8,7 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -33,6 +34,8 @@ struct Inner {
     path: PathBuf,
     /// Held for the lock on it. `None` after the directory was kept or removed.
     owner: Mutex<Option<File>>,
+    /// A signal came: the thread that took it ends this process.
+    interrupted: AtomicBool,
 }
 
 impl Scratch {
@@ -54,6 +57,7 @@ impl Scratch {
                 inner: Arc::new(Inner {
                     path,
                     owner: Mutex::new(Some(owner)),
+                    interrupted: AtomicBool::new(false),
                 }),
             })
         };
@@ -95,6 +99,13 @@ impl Scratch {
         }
     }
 
+    /// Does not return after a signal: processes that die with the directory are no failure to report.
+    pub fn give_way_to_signal(&self) {
+        while self.inner.interrupted.load(Ordering::SeqCst) {
+            std::thread::park();
+        }
+    }
+
     /// Whether it was ours to remove.
     fn release(&self) -> bool {
         self.inner
@@ -129,6 +140,7 @@ impl Scratch {
                         _ = terminate.recv() => {}
                     }
                 });
+                scratch.inner.interrupted.store(true, Ordering::SeqCst);
                 scratch.remove();
                 eprintln!("\ninterrupted; everything that was started is gone");
                 std::process::exit(i32::from(EXIT_INTERRUPTED));

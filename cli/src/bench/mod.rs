@@ -53,6 +53,7 @@ pub fn run(context: &Context, args: &Args) -> anyhow::Result<Outcome> {
     let pinning = Pinning::new(args.pin);
     pin_this_thread(pinning.client()).context("pinning the client")?;
     let result = measure(context, args, &scratch, &pinning);
+    scratch.give_way_to_signal();
     let printed = match &result {
         Ok(report) => output::print(context.format, report, report::text),
         Err(_) => Ok(()),

@@ -51,6 +51,7 @@ pub fn run(context: &Context, args: &Args) -> anyhow::Result<Outcome> {
     let result = steps::run(args, &scratch, &mut report, &mut |line| {
         output::progress_line(context.format, line)
     });
+    scratch.give_way_to_signal();
     if let Err(error) = &result {
         report.error = Some(format!("{error:#}"));
     }

@@ -75,7 +75,10 @@ pub enum OpenError {
     #[error("both superblocks are damaged")]
     SuperblockDamaged,
     /// Written by a later release.
-    #[error("the store has format version {found}, this release reads up to {supported}")]
+    #[error(
+        "the store has format version {found}, which is newer than what this release reads (up to {supported}); \
+         use the release that wrote it, or a later one"
+    )]
     NewerVersion {
         /// On the device.
         found: u32,

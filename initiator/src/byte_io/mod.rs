@@ -120,11 +120,11 @@ enum InFlight {
     Write {
         request: u32,
     },
-    /// `len` bytes after `head` are wanted of `count` blocks.
+    /// `len` bytes after `head` are wanted of the blocks.
     Read {
         request: u32,
         piece: u32,
-        count: u32,
+        range: BlockRange,
         head: u32,
         len: u32,
     },
@@ -233,7 +233,7 @@ impl ByteIo {
             let ticket = self.issue(InFlight::Read {
                 request,
                 piece: piece as u32,
-                count: range.count,
+                range,
                 head,
                 len,
             });
@@ -422,11 +422,15 @@ impl ByteIo {
             Some(InFlight::Read {
                 request,
                 piece,
-                count,
+                range,
                 head,
                 len,
             }) => {
-                let result = result.and_then(|data| checked(data.content, count));
+                if range.count > 1 && matches!(result, Err(IoError::Media { .. } | IoError::Device))
+                {
+                    return self.read_halves(request, piece, range, head, len);
+                }
+                let result = result.and_then(|data| checked(data.content, range.count));
                 let result = result.map(|content| {
                     if let Content::Data(payload) = content
                         && let Some(Request {
@@ -445,6 +449,58 @@ impl ByteIo {
                 self.modify_read(block, result, buffers);
             }
             Some(_) | None => debug_assert!(false, "a read that was not asked for"),
+        }
+    }
+
+    /// No replica has good copies of all the blocks, but each block may have one somewhere: the halves are
+    /// read on their own, and theirs, down to the blocks that are lost.
+    fn read_halves(&mut self, request: u32, piece: u32, range: BlockRange, head: u32, len: u32) {
+        let count = range.count / 2;
+        let front_len = count * BLOCK_BYTES as u32 - head;
+        if let Some(Request {
+            kind: Kind::Read(pieces),
+            ..
+        }) = self.requests.get_mut(request)
+        {
+            let half = |len| ReadPiece {
+                len,
+                content: Content::Zeros,
+            };
+            pieces[piece as usize] = half(front_len);
+            pieces.insert(piece as usize + 1, half(len - front_len));
+        }
+        for other in self.in_flight.iter_mut() {
+            if let InFlight::Read {
+                request: of,
+                piece: at,
+                ..
+            } = other
+                && *of == request
+                && *at > piece
+            {
+                *at += 1;
+            }
+        }
+        // The other half takes the place of the part that ended.
+        self.add_part(request);
+        let front = BlockRange { count, ..range };
+        let back = BlockRange {
+            start: front.end(),
+            count: range.count - count,
+        };
+        let halves = [
+            (piece, front, head, front_len),
+            (piece + 1, back, 0, len - front_len),
+        ];
+        for (piece, range, head, len) in halves {
+            let ticket = self.issue(InFlight::Read {
+                request,
+                piece,
+                range,
+                head,
+                len,
+            });
+            self.out.push_back(BlockRequest::Read { ticket, range });
         }
     }
 

@@ -163,6 +163,8 @@ impl Core {
             epoch: subject.epoch,
         };
         connection.set_attachment(subject.handle, Some(attachment));
+        // Whoever attaches is alive: the first renewal may come as late as a good part of a lease.
+        connection.renewed_at = Some(now);
         // Counted out when its state is durable, like every other request.
         connection.begin(0);
         let asker = Asker {
