@@ -68,7 +68,9 @@ fn a_killed_node_stalls_writes_for_at_most_ten_milliseconds() {
     }
     stalls.sort_by(f64::total_cmp);
     calm.sort_by(f64::total_cmp);
-    println!("longest stall with each node killed in turn, sorted: {stalls:?} µs; without: {calm:?} µs");
+    println!(
+        "longest stall with each node killed in turn, sorted: {stalls:?} µs; without: {calm:?} µs"
+    );
     assert!(
         stalls[1] <= 10_000.0_f64.max(2.0 * calm[1]),
         "longest stalls in µs: {stalls:?}, without a killed node {calm:?}"
