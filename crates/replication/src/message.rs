@@ -160,6 +160,77 @@ pub enum Request<P> {
     },
 }
 
+impl<P> Request<P> {
+    /// The same request with another kind of content.
+    pub fn map_content<Q>(self, map: impl Fn(Content<P>) -> Content<Q>) -> Request<Q> {
+        match self {
+            Request::Write {
+                sequence,
+                range,
+                content,
+            } => Request::Write {
+                sequence,
+                range,
+                content: map(content),
+            },
+            Request::Copy {
+                id,
+                pass,
+                range,
+                steps,
+                content,
+            } => Request::Copy {
+                id,
+                pass,
+                range,
+                steps,
+                content: map(content),
+            },
+            Request::Equalise {
+                id,
+                range,
+                positions,
+                content,
+            } => Request::Equalise {
+                id,
+                range,
+                positions,
+                content: map(content),
+            },
+            Request::Repair {
+                id,
+                block,
+                position,
+                content,
+            } => Request::Repair {
+                id,
+                block,
+                position,
+                content: map(content),
+            },
+            Request::Fence { epoch } => Request::Fence { epoch },
+            Request::StoreConfig {
+                id,
+                configuration,
+                start,
+            } => Request::StoreConfig {
+                id,
+                configuration,
+                start,
+            },
+            Request::BeginResync { id, pass, sequence } => {
+                Request::BeginResync { id, pass, sequence }
+            }
+            Request::MarkComplete { id, pass } => Request::MarkComplete { id, pass },
+            Request::SetLast { id, position } => Request::SetLast { id, position },
+            Request::Read { id, range, torn } => Request::Read { id, range, torn },
+            Request::Compare { id, extent } => Request::Compare { id, extent },
+            Request::Digests { id, from, count } => Request::Digests { id, from, count },
+            Request::ListAbove { id, floor, from } => Request::ListAbove { id, floor, from },
+        }
+    }
+}
+
 /// Whether a read may return a block that is known to be torn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TornBlocks {
@@ -337,5 +408,48 @@ impl ReplicaState {
     /// Whether the replica may serve reads and count as in sync.
     pub fn is_complete(self) -> bool {
         matches!(self, ReplicaState::Complete)
+    }
+}
+
+impl Reply<()> {
+    /// The same reply where it carries no data, as one that could.
+    ///
+    /// # Panics
+    /// When it is [`Reply::Data`] with data.
+    pub fn without_data<P>(self) -> Reply<P> {
+        match self {
+            Reply::Promised {
+                epoch,
+                state,
+                size_blocks,
+                torn,
+            } => Reply::Promised {
+                epoch,
+                state,
+                size_blocks,
+                torn,
+            },
+            Reply::Refused { id, refusal } => Reply::Refused { id, refusal },
+            Reply::WriteRefused { sequence, refusal } => Reply::WriteRefused { sequence, refusal },
+            Reply::Done { id } => Reply::Done { id },
+            Reply::Applied { sequence } => Reply::Applied { sequence },
+            Reply::Copied { id, changed } => Reply::Copied { id, changed },
+            Reply::Positions {
+                id,
+                positions,
+                next,
+                last,
+            } => Reply::Positions {
+                id,
+                positions,
+                next,
+                last,
+            },
+            Reply::Digests { id, digests } => Reply::Digests { id, digests },
+            Reply::Data { id, result } => Reply::Data {
+                id,
+                result: result.map(|_| panic!("a reply with data")),
+            },
+        }
     }
 }

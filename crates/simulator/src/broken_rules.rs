@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use ashlar_replication::faults::{Fault, break_rule};
 
-use super::chaos::run;
+use super::chaos::{Media, run};
 use super::schedules::number;
 
 /// Schedules after which a broken rule must have been found.
@@ -17,7 +17,7 @@ fn is_found(fault: Fault, hint: u64) -> Option<(u64, String)> {
     let limit = number("ASHLAR_SCHEDULES_TO_FIND").unwrap_or(SCHEDULES_TO_FIND);
     let mut found = None;
     for seed in core::iter::once(hint).chain(0..limit) {
-        match catch_unwind(AssertUnwindSafe(|| run(seed))) {
+        match catch_unwind(AssertUnwindSafe(|| run(seed, Media::Model))) {
             Ok(Ok(_)) => continue,
             Ok(Err(violation)) => found = Some((seed, violation)),
             Err(_) => found = Some((seed, "a broken invariant panicked".into())),

@@ -103,19 +103,44 @@ pub struct Summary {
     pub hosts: u64,
 }
 
+impl Summary {
+    /// Adds another schedule's.
+    pub fn add(&mut self, other: &Summary) {
+        self.happenings += other.happenings;
+        self.acks += other.acks;
+        self.reads += other.reads;
+        self.hosts += other.hosts;
+    }
+}
+
+/// What members keep their blocks in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Media {
+    /// A map whose steps are durable one by one: the protocol alone, fast.
+    Model,
+    /// The real store on a device in memory, compared with that map.
+    Store,
+}
+
 /// Runs the schedule of a seed.
 ///
 /// # Errors
 /// The first invariant that did not hold.
-pub fn run(seed: u64) -> Result<Summary, Violation> {
+pub fn run(seed: u64, media: Media) -> Result<Summary, Violation> {
     let mut random = Random::new(seed ^ 0x5eed);
-    let profile = Profile::of(&mut random);
+    let mut profile = Profile::of(&mut random);
+    if media == Media::Store {
+        profile.without_switches();
+    }
     let mut world = World::new(seed, profile.shape, profile.options.clone());
     world.may_be_full = profile.may_be_full;
     if world.trace {
         eprintln!("seed {seed}: {profile:?}");
     }
     world.profile = Some(profile.clone());
+    if media == Media::Store {
+        world.use_stores();
+    }
     world.start_host()?;
     world.schedule(profile.pause, Happening::Chaos);
     world.run_until(profile.length)?;
@@ -126,6 +151,16 @@ pub fn run(seed: u64) -> Result<Summary, Violation> {
         reads: world.reads,
         hosts: world.hosts.len() as u64,
     })
+}
+
+impl Profile {
+    /// Troubles that are switches of the model alone: full devices, evicted members, spoiled blocks.
+    fn without_switches(&mut self) {
+        self.may_be_full = false;
+        for kind in [8, 9, 11] {
+            self.weights[kind] = 0;
+        }
+    }
 }
 
 impl World {
@@ -142,7 +177,7 @@ impl World {
         if self.now < self.plot_until {
             return Ok(());
         }
-        self.mend();
+        self.mend()?;
         let total: u64 = profile.weights.iter().sum();
         let mut at = self.random.below(total);
         let mut kind = 0;
@@ -154,8 +189,11 @@ impl World {
     }
 
     /// Nodes come back after a while.
-    fn mend(&mut self) {
+    fn mend(&mut self) -> Result<(), Violation> {
         for node in 0..self.nodes.len() {
+            if self.nodes[node].up && self.random.one_in(3) {
+                self.restart_closed(node)?;
+            }
             if !self.nodes[node].up && self.random.one_in(3) {
                 self.restart(node);
             }
@@ -173,6 +211,7 @@ impl World {
         if lonely && self.random.one_in(2) && self.start_host().is_err() {
             self.broken = true;
         }
+        Ok(())
     }
 
     fn trouble(&mut self, kind: usize) -> Result<(), Violation> {
@@ -215,7 +254,10 @@ impl World {
             7 => self.network_ns = self.random.between(20_000, 3_000_000),
             8 => self.nodes[node].full = true,
             9 => self.nodes[node].evicted = true,
-            10 => self.nodes[node].closed = self.random.one_in(2),
+            10 => match &mut self.nodes[node].disk {
+                Some(disk) => disk.fail_at(self.random.below(30)),
+                None => self.nodes[node].closed = self.random.one_in(2),
+            },
             _ => self.spoil(),
         }
         Ok(())
@@ -327,6 +369,10 @@ impl World {
         self.hosts.iter_mut().for_each(|h| h.reads_only = false);
         self.connections.iter_mut().for_each(|c| c.latency = 0);
         for node in 0..self.nodes.len() {
+            if let Some(disk) = &mut self.nodes[node].disk {
+                disk.mend();
+            }
+            self.restart_closed(node)?;
             self.restart(node);
             let node = &mut self.nodes[node];
             (node.slowness, node.full, node.closed, node.evicted) = (1, false, false, false);
@@ -343,7 +389,7 @@ impl World {
             self.quiet |= self.has_converged(host);
             trouble = self.trouble_left(host);
             if self.quiet && trouble.is_none() {
-                return Ok(());
+                return self.check_stores();
             }
         }
         Err(format!("no end: {trouble:?}"))

@@ -8,6 +8,7 @@ use ashlar_replication::values::{
     Block, BlockRange, Epoch, EpochNumber, MemberId, Position, Sequence,
 };
 
+use super::node::disk::MIXES;
 use super::node::{Node, Payload};
 
 /// An invariant that does not hold: its name, and what was seen.
@@ -189,6 +190,12 @@ impl Ledger {
             if stored.torn {
                 self.torn_contents.insert(stored.content, place);
                 continue;
+            }
+            if stored.content >= MIXES && !self.torn_contents.contains_key(&stored.content) {
+                return Err(format!(
+                    "{place:?} is a mix of contents on {:?}",
+                    node.state.id
+                ));
             }
             if let Some(torn) = self.torn_contents.get(&stored.content) {
                 self.given_up.insert(*torn);

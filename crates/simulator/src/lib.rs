@@ -16,5 +16,5 @@ mod scenarios;
 #[cfg(test)]
 mod schedules;
 
-pub use chaos::{Summary, run};
+pub use chaos::{Media, Summary, run};
 pub use ledger::Violation;

@@ -2,7 +2,7 @@
 
 use std::panic::catch_unwind;
 
-use super::chaos::{Summary, run};
+use super::chaos::{Media, Summary, run};
 
 /// Schedules of a plain test run; a few seconds of an unoptimised build.
 const SCHEDULES: u64 = 1_500;
@@ -14,14 +14,14 @@ pub(crate) fn number(name: &str) -> Option<u64> {
 #[test]
 fn random_schedules_keep_every_invariant_and_come_right_in_the_end() {
     if let Some(seed) = number("ASHLAR_SEED") {
-        run(seed).unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
+        run(seed, Media::Model).unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
         return;
     }
     let first = number("ASHLAR_FIRST").unwrap_or(0);
     let count = number("ASHLAR_SCHEDULES").unwrap_or(SCHEDULES);
     let mut sum = Summary::default();
     for seed in first..first + count {
-        let result = catch_unwind(|| run(seed));
+        let result = catch_unwind(|| run(seed, Media::Model));
         let summary = match result {
             Ok(Ok(summary)) => summary,
             Ok(Err(violation)) => panic!("seed {seed}: {violation}"),

@@ -47,79 +47,13 @@ impl Queued {
         Queued {
             asker,
             since,
-            request: map_content(request, own),
+            request: request.map_content(own),
         }
     }
 
     /// The request as it was received.
     pub fn request(&self) -> Request<BlockData<'_>> {
         map_content_ref(&self.request)
-    }
-}
-
-fn map_content<A, B>(request: Request<A>, map: impl Fn(Content<A>) -> Content<B>) -> Request<B> {
-    match request {
-        Request::Write {
-            sequence,
-            range,
-            content,
-        } => Request::Write {
-            sequence,
-            range,
-            content: map(content),
-        },
-        Request::Copy {
-            id,
-            pass,
-            range,
-            steps,
-            content,
-        } => Request::Copy {
-            id,
-            pass,
-            range,
-            steps,
-            content: map(content),
-        },
-        Request::Equalise {
-            id,
-            range,
-            positions,
-            content,
-        } => Request::Equalise {
-            id,
-            range,
-            positions,
-            content: map(content),
-        },
-        Request::Repair {
-            id,
-            block,
-            position,
-            content,
-        } => Request::Repair {
-            id,
-            block,
-            position,
-            content: map(content),
-        },
-        Request::Fence { epoch } => Request::Fence { epoch },
-        Request::StoreConfig {
-            id,
-            configuration,
-            start,
-        } => Request::StoreConfig {
-            id,
-            configuration,
-            start,
-        },
-        Request::BeginResync { id, pass, sequence } => Request::BeginResync { id, pass, sequence },
-        Request::MarkComplete { id, pass } => Request::MarkComplete { id, pass },
-        Request::SetLast { id, position } => Request::SetLast { id, position },
-        Request::Read { id, range, torn } => Request::Read { id, range, torn },
-        Request::Compare { id, extent } => Request::Compare { id, extent },
-        Request::Digests { id, from, count } => Request::Digests { id, from, count },
-        Request::ListAbove { id, floor, from } => Request::ListAbove { id, floor, from },
     }
 }
 

@@ -4,9 +4,13 @@
 //! as a durable step, and after a crash the store must hold what the model holds, or that and a part of what
 //! was under way.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
 
-use ashlar_replica::{Answer, BlockSource, Decision, Finished, decide, promise, refusal_of, submit};
+use ashlar_replica::{
+    Answer, BlockSource, Decision, Finished, decide, promise, refusal_of, submit,
+};
 use ashlar_replication::configuration::{Ack, MemberState};
 use ashlar_replication::message::{Content, ReadData, Refusal, Reply, Request, TornBlocks};
 use ashlar_replication::values::{
@@ -28,8 +32,11 @@ const KEY: [u8; 32] = [2; 32];
 /// Room for every extent of the volume and a few more.
 const DEVICE_BYTES: u64 = 10 << 20;
 const JOURNAL_BYTES: u64 = 3 << 20;
-/// A content that no client wrote: the block is a mix, or garbage.
-const MIX: u64 = u64::MAX;
+/// Ids from here on are contents that no client wrote: blocks that a crash left as a mix.
+pub(crate) const MIXES: u64 = 1 << 63;
+
+/// The bytes of mixes by their id, of all members of a world: an initiator may write one again (B2).
+pub(crate) type Mixes = Rc<RefCell<BTreeMap<u64, Vec<u8>>>>;
 
 /// Content ids as the bytes of blocks: each block is its id again and again.
 pub(crate) struct Bytes {
@@ -38,9 +45,13 @@ pub(crate) struct Bytes {
 }
 
 impl Bytes {
-    fn of(ids: &[u64]) -> Bytes {
+    fn of(ids: &[u64], mixes: &Mixes) -> Bytes {
         let mut data = Vec::with_capacity(ids.len() * BLOCK_BYTES);
         for id in ids {
+            if *id >= MIXES {
+                data.extend_from_slice(&mixes.borrow()[id]);
+                continue;
+            }
             let word = id.to_le_bytes();
             (0..BLOCK_BYTES / 8).for_each(|_| data.extend_from_slice(&word));
         }
@@ -60,14 +71,22 @@ impl BlockSource for Bytes {
 }
 
 /// The id of a block's content.
-fn content_id(block: &[u8]) -> u64 {
-    let (first, _) = block.as_chunks::<8>();
-    let id = first.first().copied().unwrap_or_default();
-    if first.iter().all(|word| *word == id) {
-        u64::from_le_bytes(id)
-    } else {
-        MIX
+fn content_id(block: &[u8], mixes: &Mixes) -> u64 {
+    let (words, _) = block.as_chunks::<8>();
+    let first = words.first().copied().unwrap_or_default();
+    if words.iter().all(|word| *word == first) {
+        return u64::from_le_bytes(first);
     }
+    // FNV-1a: the same bytes have the same id on every member.
+    let hash = block.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    let id = MIXES | hash;
+    mixes
+        .borrow_mut()
+        .entry(id)
+        .or_insert_with(|| block.to_vec());
+    id
 }
 
 /// What the store has finished: the request, and the answer to it.
@@ -93,11 +112,12 @@ pub(crate) struct Disk {
     /// What the store has failed or a crash has cut short, in order: any part of it may be there.
     unanswered: Vec<Queued>,
     seen_operations: u64,
+    mixes: Mixes,
 }
 
 impl Disk {
     /// A formatted device with one replica in `state`.
-    pub(crate) fn new(random: &mut Random, state: &MemberState) -> Disk {
+    pub(crate) fn new(random: &mut Random, state: &MemberState, mixes: &Mixes) -> Disk {
         let journal = random.one_in(4).then_some(JOURNAL_BYTES + (1 << 20));
         let mut device = FakeDevice::new(DEVICE_BYTES, journal, random.next());
         let options = FormatOptions {
@@ -115,8 +135,8 @@ impl Disk {
             journaled_bytes_max: 4096 << random.below(5),
         };
         let index = FakeIndex::new();
-        let mut store = Store::open(&mut device, Box::new(index.clone()), options)
-            .expect("a new store opens");
+        let mut store =
+            Store::open(&mut device, Box::new(index.clone()), options).expect("a new store opens");
         let spec = ReplicaSpec {
             volume: VOLUME,
             state: state.clone(),
@@ -140,6 +160,7 @@ impl Disk {
             done: Vec::new(),
             unanswered: Vec::new(),
             seen_operations: 0,
+            mixes: mixes.clone(),
         };
         disk.drive();
         while disk.store.next_completion().is_some() {}
@@ -160,6 +181,11 @@ impl Disk {
     /// The `nth` device operation from now on fails.
     pub(crate) fn fail_at(&mut self, nth: u64) {
         self.device.fail_at(nth);
+    }
+
+    /// Nothing fails any more.
+    pub(crate) fn mend(&mut self) {
+        self.device.fail_at(u64::MAX / 2);
     }
 
     /// Device operations that were started since this was last asked.
@@ -259,10 +285,12 @@ impl Disk {
             }
         };
         self.token += 1;
-        let request = bytes_of(&queued.request);
+        let request = bytes_of(&queued.request, &self.mixes);
         let (store, device) = (&mut self.store, &mut self.device);
         let epoch = queued.epoch;
-        match submit(store, device, self.token, self.slot, epoch, &request, decision) {
+        match submit(
+            store, device, self.token, self.slot, epoch, &request, decision,
+        ) {
             Ok(()) => drop(self.pending.insert(self.token, (queued, answer))),
             Err(error) => self.refuse(queued, refusal_of(error)),
         }
@@ -277,8 +305,18 @@ impl Disk {
         if failed && self.store.is_closed() {
             self.unanswered.push(queued.clone());
         }
-        let mutates = !matches!(answer, Answer::Read(_) | Answer::Positions(_) | Answer::Digests(_));
-        let mut is_step = mutates && !failed;
+        let mutates = !matches!(
+            answer,
+            Answer::Read(_) | Answer::Positions(_) | Answer::Digests(_)
+        );
+        // A copy of blocks that have all changed is answered at once: it comes before no write and changes nothing.
+        let copies_nothing = match (&queued.request, &outcome) {
+            (Request::Copy { range, .. }, Outcome::Copied(Ok(changed))) => {
+                changed.len() == range.count as usize
+            }
+            _ => false,
+        };
+        let mut is_step = mutates && !failed && !copies_nothing;
         let reply = match answer.finish(&self.store, self.slot, outcome) {
             Finished::Applied(position) => {
                 self.durable = self.durable.max(position);
@@ -290,14 +328,17 @@ impl Disk {
                 self.durable = last;
                 Reply::Done { id }
             }
-            Finished::Reply(reply) | Finished::Refused(reply, _) => with_payload(reply),
+            Finished::Reply(reply) | Finished::Refused(reply, _) => reply.without_data(),
             Finished::ReadFailed(id, error) => Reply::Data {
                 id,
                 result: Err(error),
             },
             Finished::Data(id, read) => {
                 let content = match &read.buf {
-                    Some(buf) => Content::Data(buf.chunks(BLOCK_BYTES).map(content_id).collect()),
+                    Some(buf) => {
+                        let id = |block| content_id(block, &self.mixes);
+                        Content::Data(buf.chunks(BLOCK_BYTES).map(id).collect())
+                    }
                     None => Content::Zeros,
                 };
                 let positions = read.positions.clone();
@@ -372,7 +413,8 @@ impl Disk {
         replica.state.clone()
     }
 
-    fn drive(&mut self) {
+    /// Completes what is under way on the device.
+    pub(crate) fn drive(&mut self) {
         loop {
             self.store.submit(&mut self.device);
             let Some(done) = self.device.complete_one() else {
@@ -390,9 +432,8 @@ impl Disk {
         let mut blocks = BTreeMap::new();
         for extent in 0..SIZE_BLOCKS / u64::from(EXTENT_BLOCKS) {
             let extent = ashlar_replication::values::ExtentIndex(extent);
-            let positions = self.ask(|store, device, slot| {
-                store.extent_positions(device, 0, slot, extent)
-            })?;
+            let positions =
+                self.ask(|store, device, slot| store.extent_positions(device, 0, slot, extent))?;
             let Outcome::Positions(Ok(list)) = positions else {
                 return Err(format!("positions of {extent:?}: {positions:?}"));
             };
@@ -407,7 +448,8 @@ impl Disk {
                 let Outcome::Read(Ok(read)) = read else {
                     return Err(format!("{:?} cannot be read: {read:?}", entry.block));
                 };
-                let content = read.buf.as_ref().map_or(0, |buf| content_id(buf));
+                let mixes = &self.mixes;
+                let content = read.buf.as_ref().map_or(0, |buf| content_id(buf, mixes));
                 self.store.recycle(&mut self.device, read);
                 let stored = Stored {
                     position: entry.position,
@@ -415,9 +457,6 @@ impl Disk {
                     torn: torn.contains(&entry.block),
                     bad: false,
                 };
-                if content == MIX && !stored.torn {
-                    return Err(format!("{:?} is a mix of contents", entry.block));
-                }
                 blocks.insert(entry.block, stored);
             }
         }
@@ -439,11 +478,9 @@ impl Disk {
     }
 }
 
-/// A reply without data.
-fn with_payload(reply: Reply<()>) -> Reply<Payload> {
-    reply.map_payload(|()| Vec::new())
-}
-
-fn bytes_of(request: &Request<Payload>) -> Request<Bytes> {
-    request.map_content(|ids| Bytes::of(ids))
+fn bytes_of(request: &Request<Payload>, mixes: &Mixes) -> Request<Bytes> {
+    request.clone().map_content(|content| match content {
+        Content::Zeros => Content::Zeros,
+        Content::Data(ids) => Content::Data(Bytes::of(&ids, mixes)),
+    })
 }

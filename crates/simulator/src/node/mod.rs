@@ -15,7 +15,11 @@ use ashlar_replication::values::{
     Block, BlockRange, EXTENT_BLOCKS, Epoch, ExtentIndex, MemberId, Position, Sequence,
 };
 
+pub(crate) mod disk;
+mod recovery;
+
 use super::random::Random;
+use disk::Disk;
 
 /// One content id per block; 0 is zeros.
 pub(super) type Payload = Vec<u64>;
@@ -40,7 +44,6 @@ pub(super) struct Queued {
     pub(super) request: Request<Payload>,
 }
 
-#[derive(Debug)]
 pub(super) struct Node {
     pub(super) state: MemberState,
     pub(super) blocks: BTreeMap<Block, Stored>,
@@ -56,6 +59,8 @@ pub(super) struct Node {
     pub(super) evicted: bool,
     /// The first configurations of epochs that were stored here, to be looked at by the checks.
     pub(super) started: Vec<(Epoch, Vec<MemberId>)>,
+    /// The store that the model is compared with.
+    pub(super) disk: Option<Box<Disk>>,
 }
 
 impl Node {
@@ -72,6 +77,7 @@ impl Node {
             closed: false,
             evicted: false,
             started: Vec::new(),
+            disk: None,
         }
     }
 
@@ -169,6 +175,23 @@ impl Node {
 
     /// The next request of the queue becomes durable, or is refused.
     pub(super) fn apply(&mut self, queued: &Queued) -> Reply<Payload> {
+        match self.refuses(&queued.request) {
+            Ok(()) => self.carry_out(queued),
+            Err(refusal) => match &queued.request {
+                Request::Write { sequence, .. } => Reply::WriteRefused {
+                    sequence: *sequence,
+                    refusal,
+                },
+                request => Reply::Refused {
+                    id: request_id(request),
+                    refusal,
+                },
+            },
+        }
+    }
+
+    /// A request becomes durable, or is refused by the protocol.
+    pub(super) fn carry_out(&mut self, queued: &Queued) -> Reply<Payload> {
         let Queued { epoch, request, .. } = queued;
         match self.try_apply(*epoch, request) {
             Ok(reply) => reply,
@@ -190,7 +213,6 @@ impl Node {
         epoch: Epoch,
         request: &Request<Payload>,
     ) -> Result<Reply<Payload>, Refusal> {
-        self.refuses(request)?;
         match request {
             Request::Fence { epoch } => {
                 self.state = member::fence(&self.state, *epoch)?;

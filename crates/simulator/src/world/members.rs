@@ -5,7 +5,7 @@ use ashlar_replication::message::{Reply, Request};
 use ashlar_replication::values::{Epoch, Time};
 
 use crate::ledger::Violation;
-use crate::node::{Payload, Queued};
+use crate::node::Queued;
 
 use super::{Connection, Happening, ToHost, ToMember, World};
 
@@ -16,7 +16,7 @@ impl World {
         number: u64,
         message: ToMember,
         late: bool,
-    ) {
+    ) -> Result<(), Violation> {
         let Connection {
             node,
             open,
@@ -24,7 +24,7 @@ impl World {
             ..
         } = self.connections[connection];
         if !self.nodes[node].up || number >= lost_from {
-            return;
+            return Ok(());
         }
         if !open && !late {
             // It was under way when the connection broke: it comes, but late.
@@ -39,10 +39,13 @@ impl World {
                 late: true,
             };
             self.schedule(at, happening);
-            return;
+            return Ok(());
         }
         match message {
-            ToMember::Renew(sent_at) => self.renewed(connection, sent_at),
+            ToMember::Renew(sent_at) => {
+                self.renewed(connection, sent_at);
+                Ok(())
+            }
             ToMember::Request(epoch, request) => {
                 if !self.may_be_full && self.random.one_in(50) {
                     // B5: repeated, some time later.
@@ -63,7 +66,7 @@ impl World {
                         epoch,
                         request,
                     },
-                );
+                )
             }
         }
     }
@@ -73,7 +76,10 @@ impl World {
         self.send_to_host(connection, ToHost::Renewed(sent_at));
     }
 
-    pub(super) fn receive(&mut self, node: usize, queued: Queued) {
+    pub(super) fn receive(&mut self, node: usize, queued: Queued) -> Result<(), Violation> {
+        if self.nodes[node].disk.is_some() {
+            return self.disk_receive(node, queued);
+        }
         let delay = self.random.delay(self.disk_ns) * self.nodes[node].slowness;
         let incarnation = self.nodes[node].incarnation;
         let looks = matches!(
@@ -90,13 +96,14 @@ impl World {
                 queued,
             };
             self.schedule(self.now + delay, happening);
-            return;
+            return Ok(());
         }
         self.nodes[node].queue.push_back(queued);
         if !self.nodes[node].busy {
             self.nodes[node].busy = true;
             self.schedule(self.now + delay, Happening::Step { node, incarnation });
         }
+        Ok(())
     }
 
     /// A journal write is durable: some requests of the queue are done.
@@ -110,7 +117,9 @@ impl World {
             };
             let promised = self.nodes[node].state.promised;
             let reply = self.nodes[node].apply(&queued);
-            self.supersede(node, &queued, promised, &reply);
+            if let Reply::Promised { epoch, .. } = &reply {
+                self.supersede(node, queued.connection, promised, *epoch);
+            }
             self.send_to_host(queued.connection, ToHost::Reply(queued.epoch, reply));
             let World { nodes, ledger, .. } = self;
             ledger.member_changed(&mut nodes[node])?;
@@ -130,22 +139,19 @@ impl World {
     pub(super) fn supersede(
         &mut self,
         node: usize,
-        queued: &Queued,
+        connection: usize,
         before: Epoch,
-        reply: &Reply<Payload>,
+        epoch: Epoch,
     ) {
-        let Reply::Promised { epoch, .. } = reply else {
-            return;
-        };
-        if self.connections[queued.connection].open {
-            self.connections[queued.connection].attached = Some(*epoch);
+        if self.connections[connection].open {
+            self.connections[connection].attached = Some(epoch);
         }
-        if before == *epoch || is_broken(Fault::RenewAnybody) {
+        if before == epoch || is_broken(Fault::RenewAnybody) {
             return;
         }
         for connection in 0..self.connections.len() {
             let state = &self.connections[connection];
-            let older = state.attached.is_some_and(|e| e != *epoch);
+            let older = state.attached.is_some_and(|e| e != epoch);
             if state.node == node && state.open && older {
                 self.connections[connection].attached = None;
                 self.send_to_host(connection, ToHost::Fenced(epoch.number));
@@ -154,13 +160,17 @@ impl World {
     }
 
     pub(crate) fn crash(&mut self, node: usize) -> Result<(), Violation> {
-        let World {
-            nodes,
-            random,
-            garbage,
-            ..
-        } = self;
-        nodes[node].crash(random, garbage);
+        if self.nodes[node].disk.is_some() {
+            self.disk_crash(node)?;
+        } else {
+            let World {
+                nodes,
+                random,
+                garbage,
+                ..
+            } = self;
+            nodes[node].crash(random, garbage);
+        }
         for connection in 0..self.connections.len() {
             if self.connections[connection].node == node {
                 self.connections[connection].lost_from = 0;

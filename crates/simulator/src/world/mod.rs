@@ -1,5 +1,6 @@
 //! Members, initiators, clients and the network between them, in one queue of happenings.
 
+mod disks;
 mod hosts;
 mod members;
 mod network;
@@ -69,6 +70,11 @@ pub(super) enum Happening {
         node: usize,
         incarnation: u64,
         queued: Queued,
+    },
+    /// An operation of a member's device completes.
+    Device {
+        node: usize,
+        incarnation: u64,
     },
     Timer {
         host: usize,
@@ -278,12 +284,13 @@ impl World {
                 number,
                 message,
                 late,
-            } => self.at_member(connection, number, message, late),
+            } => return self.at_member(connection, number, message, late),
             Happening::ToHost {
                 connection,
                 message,
             } => return self.at_host(connection, message),
             Happening::Step { node, incarnation } => return self.step(node, incarnation),
+            Happening::Device { node, incarnation } => return self.device(node, incarnation),
             Happening::Look {
                 node,
                 incarnation,
