@@ -172,6 +172,14 @@ impl Cli {
     }
 }
 
+/// The command without its hidden subcommands, which completion would offer.
+fn visible(command: &clap::Command) -> clap::Command {
+    let subcommands = command.get_subcommands().filter(|c| !c.is_hide_set());
+    clap::Command::new("ashlar")
+        .args(command.get_arguments().cloned())
+        .subcommands(subcommands.cloned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -214,12 +222,4 @@ mod tests {
         assert_eq!(empty.nodes().unwrap(), ["a:1"]);
         assert_eq!(context(&["--node", "b:2"]).nodes().unwrap(), ["b:2"]);
     }
-}
-
-/// The command without its hidden subcommands, which completion would offer.
-fn visible(command: &clap::Command) -> clap::Command {
-    let subcommands = command.get_subcommands().filter(|c| !c.is_hide_set());
-    clap::Command::new("ashlar")
-        .args(command.get_arguments().cloned())
-        .subcommands(subcommands.cloned())
 }

@@ -115,19 +115,35 @@ pub(crate) struct Disk {
     mixes: Mixes,
 }
 
-impl Disk {
-    /// A formatted device with one replica in `state`.
-    pub(crate) fn new(random: &mut Random, state: &MemberState, mixes: &Mixes) -> Disk {
-        let journal = random.one_in(4).then_some(JOURNAL_BYTES + (1 << 20));
-        let mut device = FakeDevice::new(DEVICE_BYTES, journal, random.next());
+/// A formatted device. Formatting takes longer than many a schedule, so it is done once.
+fn formatted(id: DeviceId, journal: Option<u64>) -> FakeDevice {
+    thread_local! {
+        static FORMATTED: RefCell<BTreeMap<(DeviceId, bool), FakeDevice>> =
+            const { RefCell::new(BTreeMap::new()) };
+    }
+    let format = || {
+        let mut device = FakeDevice::new(DEVICE_BYTES, journal, 0);
         let options = FormatOptions {
-            device: DeviceId(state.id.device.0),
+            device: id,
             journal_bytes: Some(JOURNAL_BYTES),
             replicas_max: Some(4),
             existing: Existing::Keep,
             zeroed: Zeroed::Yes,
         };
         Store::format(&mut device, options).expect("a blank device is formatted");
+        device
+    };
+    FORMATTED.with_borrow_mut(|formatted| {
+        let key = (id, journal.is_some());
+        formatted.entry(key).or_insert_with(format).image()
+    })
+}
+
+impl Disk {
+    /// A formatted device with one replica in `state`.
+    pub(crate) fn new(random: &mut Random, state: &MemberState, mixes: &Mixes) -> Disk {
+        let journal = random.one_in(4).then_some(JOURNAL_BYTES + (1 << 20));
+        let mut device = formatted(state.id.device, journal).reseeded(random.next());
         device.set_order(Order::Random);
         let options = OpenOptions {
             dirty_bytes_max: 64 << random.between(10, 13),
@@ -219,7 +235,7 @@ impl Disk {
             self.store.start_home_write(&mut self.device);
         }
         loop {
-            while !(self.store.is_under_pressure() && !self.store.is_closed())
+            while (!self.store.is_under_pressure() || self.store.is_closed())
                 && let Some(queued) = self.waiting.pop_front()
             {
                 self.start(queued);

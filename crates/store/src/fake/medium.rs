@@ -28,11 +28,19 @@ pub(super) fn write_pages(pages: &mut Pages, offset: u64, data: &[u8]) {
         let at = offset + done as u64;
         let within = (at % PAGE as u64) as usize;
         let bytes = (PAGE - within).min(data.len() - done);
-        let page = pages
-            .entry(at / PAGE as u64)
-            .or_insert_with(|| Rc::new([0; PAGE]));
-        Rc::make_mut(page)[within..within + bytes].copy_from_slice(&data[done..done + bytes]);
+        let piece = &data[done..done + bytes];
         done += bytes;
+        let number = at / PAGE as u64;
+        match pages.get_mut(&number) {
+            Some(page) => Rc::make_mut(page)[within..within + bytes].copy_from_slice(piece),
+            // A page that is not there reads as zeros.
+            None if piece.iter().all(|byte| *byte == 0) => {}
+            None => {
+                let mut page = Rc::new([0; PAGE]);
+                Rc::make_mut(&mut page)[within..within + bytes].copy_from_slice(piece);
+                pages.insert(number, page);
+            }
+        }
     }
 }
 

@@ -14,7 +14,7 @@
 mod index;
 mod medium;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::rc::Rc;
 
@@ -27,6 +27,8 @@ use medium::{Medium, read_pages, write_pages};
 
 const SECTOR: usize = 512;
 const PAGE: usize = 4096;
+/// Buffers of one length that are kept.
+const SPARE_MAX: usize = 16;
 
 /// splitmix64: the same numbers for the same seed, everywhere.
 #[derive(Clone, Debug)]
@@ -102,6 +104,8 @@ pub struct FakeDevice {
     mutations: u64,
     fail_at: Option<u64>,
     stop_after: Option<u64>,
+    /// Buffers for reuse, by length.
+    spare: BTreeMap<usize, Vec<IoBuf>>,
     /// Reads, writes and syncs that were started, for tests that count them.
     pub started: (u64, u64, u64),
 }
@@ -124,8 +128,15 @@ impl FakeDevice {
             mutations: 0,
             fail_at: None,
             stop_after: None,
+            spare: BTreeMap::new(),
             started: (0, 0, 0),
         }
+    }
+
+    /// The same device with another source of chance.
+    pub fn reseeded(mut self, seed: u64) -> FakeDevice {
+        self.random = Random(seed);
+        self
     }
 
     /// Sets the order of completion.
@@ -210,6 +221,7 @@ impl FakeDevice {
             mutations: 0,
             fail_at: None,
             stop_after: None,
+            spare: BTreeMap::new(),
             started: (0, 0, 0),
         }
     }
@@ -401,11 +413,19 @@ impl Device for FakeDevice {
     }
 
     fn buffer(&mut self, len: usize) -> IoBuf {
+        if let Some(buf) = self.spare.get_mut(&len).and_then(Vec::pop) {
+            return buf;
+        }
         // Filled with what a careless user of reused memory would trip over.
         let mut buf = IoBuf::new(len);
         buf.fill(0xa5);
         buf
     }
 
-    fn recycle(&mut self, _buf: IoBuf) {}
+    fn recycle(&mut self, buf: IoBuf) {
+        let spare = self.spare.entry(buf.len()).or_default();
+        if spare.len() < SPARE_MAX {
+            spare.push(buf);
+        }
+    }
 }
