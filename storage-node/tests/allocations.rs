@@ -105,10 +105,10 @@ fn count_allocations(kind: EngineKind, depth: usize) {
     let steady = windows.split_off(WINDOWS as usize);
     assert_eq!(shard.metrics().counters.writes, 2 * WINDOWS * WINDOW);
     let none = steady.iter().filter(|allocations| **allocations == 0);
-    let most = steady.iter().max().copied().unwrap_or(0);
-    // A home write allocates for the index, less than once per write in its window; it serves hundreds.
+    let all: u64 = steady.iter().sum();
+    // A home write allocates for the index; it serves hundreds of writes.
     assert!(
-        none.count() * 2 > steady.len() && most < WINDOW,
+        none.count() * 2 > steady.len() && all * 4 < WINDOWS * WINDOW,
         "allocations in windows of {WINDOW} writes at depth {depth} with {kind}: {steady:?}"
     );
     println!("windows of {WINDOW} writes at depth {depth} with {kind}: {steady:?}");

@@ -28,23 +28,28 @@ impl Attachment {
     }
 }
 
-/// The state that a member answers to a Fence that is durable. Of the epoch's own writes the initiator is told
-/// what is `durable`, not what is on its way.
+/// The state that a member answers to a Fence that is durable; `promised` is what became durable with it. Of the
+/// epoch's own writes the initiator is told what is `durable`, not what is on its way.
 ///
 /// # Errors
 /// When a newer epoch has been promised meanwhile, or more blocks are torn than can be told of.
-pub fn promise(replica: &Replica, epoch: Epoch, durable: Position) -> Result<MemberState, Refusal> {
+pub fn promise(
+    replica: &Replica,
+    promised: MemberState,
+    durable: Position,
+) -> Result<MemberState, Refusal> {
     if replica.torn.len() > TORN_MAX {
         return Err(Refusal::DeviceClosed);
     }
-    if replica.state.promised != epoch {
+    if replica.state.promised != promised.promised {
         return Err(Refusal::Fenced {
             promised: replica.state.promised.number,
         });
     }
-    let mut state = replica.state.clone();
-    if state.last.epoch == epoch.number {
-        let known = Position::start_of(epoch.number).max(durable);
+    let mut state = promised;
+    let epoch = state.promised.number;
+    if state.last.epoch == epoch {
+        let known = Position::start_of(epoch).max(durable);
         state.last.sequence = state.last.sequence.min(known.sequence);
     }
     Ok(state)

@@ -11,12 +11,19 @@ use crate::Answer;
 /// What the rules make of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// A new state, to be made durable.
-    State(Box<MemberState>, Answer),
-    /// Something for the store to do.
-    Blocks(Answer),
+    /// Something for the store to do, and what is answered when that is durable.
+    Step(Step, Answer),
     /// A write that was applied before: it is answered again once it is durable.
     Applied,
+}
+
+/// Something for the store to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// A new state is to be made durable.
+    State(Box<MemberState>),
+    /// The request's blocks are to be written or read.
+    Blocks,
 }
 
 /// Decides on a request of `epoch`.
@@ -36,12 +43,13 @@ pub fn decide<P>(
         return Err(Refusal::Evicted);
     }
     let state = &replica.state;
-    let changed = |next, answer| Ok(Decision::State(Box::new(next), answer));
+    let changed = |next, answer| Ok(Decision::Step(Step::State(Box::new(next)), answer));
+    let blocks = |answer| Ok(Decision::Step(Step::Blocks, answer));
     match request {
         Request::Write { sequence, .. } => match member::check_write(state, epoch, *sequence)? {
             member::WriteDecision::Apply => {
                 let position = position(epoch, *sequence);
-                Ok(Decision::Blocks(Answer::Write(position)))
+                blocks(Answer::Write(position))
             }
             member::WriteDecision::AlreadyApplied => Ok(Decision::Applied),
         },
@@ -67,31 +75,32 @@ pub fn decide<P>(
         }
         Request::Fence { epoch } => {
             let next = member::fence(state, *epoch)?;
-            changed(next, Answer::Fence(*epoch))
+            let answer = Answer::Fence(Box::new(next.clone()));
+            changed(next, answer)
         }
         Request::Copy { id, pass, .. } => {
             member::check_copy(state, epoch, *pass)?;
-            Ok(Decision::Blocks(Answer::Copy(*id)))
+            blocks(Answer::Copy(*id))
         }
         Request::Equalise { id, .. } => {
             member::check_equalise(state, epoch)?;
-            Ok(Decision::Blocks(Answer::Equalise(*id)))
+            blocks(Answer::Equalise(*id))
         }
         Request::Repair { id, .. } => {
             member::check_repair(state, epoch)?;
-            Ok(Decision::Blocks(Answer::Repair(*id)))
+            blocks(Answer::Repair(*id))
         }
         Request::Read { id, .. } => {
             member::check_read(state, epoch)?;
-            Ok(Decision::Blocks(Answer::Read(*id)))
+            blocks(Answer::Read(*id))
         }
         Request::Compare { id, .. } | Request::ListAbove { id, .. } => {
             member::check_compare(state, epoch)?;
-            Ok(Decision::Blocks(Answer::Positions(*id)))
+            blocks(Answer::Positions(*id))
         }
         Request::Digests { id, .. } => {
             member::check_compare(state, epoch)?;
-            Ok(Decision::Blocks(Answer::Digests(*id)))
+            blocks(Answer::Digests(*id))
         }
     }
 }

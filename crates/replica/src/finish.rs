@@ -1,7 +1,8 @@
 //! From what the store has finished to the answer.
 
+use ashlar_replication::configuration::MemberState;
 use ashlar_replication::message::{ReadError, Refusal, Reply, RequestId};
-use ashlar_replication::values::{Epoch, Position};
+use ashlar_replication::values::Position;
 use ashlar_store::{Outcome, ReadOutcome, ReplicaSlot, Store, StoreError};
 
 use crate::Answer;
@@ -16,7 +17,7 @@ pub enum Finished {
     /// BeginResync is durable: what was durable before belongs to another pass; then Done.
     Resync(RequestId, Position),
     /// The promise is durable, or why it is not; see [`crate::promise`].
-    Fence(Epoch, Result<(), Refusal>),
+    Fence(Box<MemberState>, Result<(), Refusal>),
     /// The data, whose buffer goes back by `Store::recycle`.
     Data(RequestId, ReadOutcome),
     /// The read failed.
@@ -58,8 +59,8 @@ impl Answer {
                 Finished::Refused(Reply::WriteRefused { sequence, refusal }, refusal)
             }
             (Answer::Resync(id, last), Outcome::Done(Ok(()))) => Finished::Resync(id, last),
-            (Answer::Fence(epoch), Outcome::Done(result)) => {
-                Finished::Fence(epoch, result.map_err(refusal_of))
+            (Answer::Fence(state), Outcome::Done(result)) => {
+                Finished::Fence(state, result.map_err(refusal_of))
             }
             (
                 Answer::Done(id) | Answer::Equalise(id) | Answer::Repair(id),

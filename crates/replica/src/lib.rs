@@ -11,15 +11,16 @@ mod finish;
 mod submit;
 
 pub use attachment::{Attachment, promise};
-pub use decide::{Decision, decide};
+pub use decide::{Decision, Step, decide};
 pub use finish::{Finished, refusal_of};
 pub use submit::{BlockSource, submit};
 
+use ashlar_replication::configuration::MemberState;
 use ashlar_replication::message::RequestId;
-use ashlar_replication::values::{Epoch, Position};
+use ashlar_replication::values::Position;
 
 /// What is to be answered when the store has finished.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// Applied, cumulative.
     Write(Position),
@@ -27,8 +28,9 @@ pub enum Answer {
     Done(RequestId),
     /// Done, for BeginResync: the stream goes on after this position.
     Resync(RequestId, Position),
-    /// Promised, by [`promise`].
-    Fence(Epoch),
+    /// Promised, by [`promise`]: the state that becomes durable with the promise. What is submitted later is not
+    /// durable yet when the promise is, so it must not be told of.
+    Fence(Box<MemberState>),
     /// Data.
     Read(RequestId),
     /// Copied.

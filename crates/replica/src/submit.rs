@@ -5,7 +5,7 @@ use ashlar_replication::values::{EXTENT_BLOCKS, Epoch};
 use ashlar_store::{Blocks, Device, ReplicaSlot, Store, StoreError};
 use ashlar_wire::{BlockData, POSITIONS_MAX};
 
-use crate::Decision;
+use crate::Step;
 use crate::decide::position;
 
 /// Block data as the store takes it.
@@ -41,9 +41,9 @@ pub fn submit<D: Device, P: BlockSource>(
     slot: ReplicaSlot,
     epoch: Epoch,
     request: &Request<P>,
-    decision: Decision,
+    step: Step,
 ) -> Result<(), StoreError> {
-    if let Decision::State(next, _) = decision {
+    if let Step::State(next) = step {
         return store.set_state(device, token, slot, *next);
     }
     match request {

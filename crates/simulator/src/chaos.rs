@@ -91,7 +91,7 @@ impl Profile {
 }
 
 /// How a schedule went.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
     /// Messages, durable steps, timers, clients' requests.
     pub happenings: u64,

@@ -277,7 +277,9 @@ impl Ledger {
             let right = expected.get(block).copied().unwrap_or_default();
             let is_torn = node.blocks.get(block).is_some_and(|s| s.torn);
             // What was under way in a crash is not counted as held; the stream brings it again.
-            let under_way = is_torn && held.epoch == epoch.number && held.sequence > upto;
+            let may_be_whole = node.disk.is_some();
+            let under_way =
+                (is_torn || may_be_whole) && held.epoch == epoch.number && held.sequence > upto;
             if held != right && !under_way {
                 return Err(format!(
                     "I3: {:?} is in sync in {epoch:?}, last {last:?}, and has {block:?} at {held:?}, not {right:?}",

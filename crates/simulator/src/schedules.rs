@@ -11,31 +11,51 @@ pub(crate) fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
+/// Schedules on the real store; each takes some ten times as long.
+const STORE_SCHEDULES: u64 = 300;
+/// Seeds that once found something in the store, the storage node's code, or these checks.
+const STORE_SEEDS: [u64; 14] = [
+    0, 7, 13, 17, 93, 126, 129, 145, 210, 239, 270, 624, 1209, 1505,
+];
+
+fn play(seeds: impl IntoIterator<Item = u64>, media: Media) -> Summary {
+    let mut sum = Summary::default();
+    for seed in seeds {
+        match catch_unwind(|| run(seed, media)) {
+            Ok(Ok(summary)) => sum.add(&summary),
+            Ok(Err(violation)) => panic!("seed {seed} on {media:?}: {violation}"),
+            Err(_) => panic!("seed {seed} on {media:?} panicked"),
+        }
+    }
+    sum
+}
+
 #[test]
 fn random_schedules_keep_every_invariant_and_come_right_in_the_end() {
-    if let Some(seed) = number("ASHLAR_SEED") {
-        run(seed, Media::Model).unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
-        return;
-    }
     let first = number("ASHLAR_FIRST").unwrap_or(0);
     let count = number("ASHLAR_SCHEDULES").unwrap_or(SCHEDULES);
-    let mut sum = Summary::default();
-    for seed in first..first + count {
-        let result = catch_unwind(|| run(seed, Media::Model));
-        let summary = match result {
-            Ok(Ok(summary)) => summary,
-            Ok(Err(violation)) => panic!("seed {seed}: {violation}"),
-            Err(_) => panic!("seed {seed} panicked"),
-        };
-        if number("ASHLAR_VERBOSE").is_some() {
-            println!("seed {seed}: {summary:?}");
-        }
-        sum.happenings += summary.happenings;
-        sum.acks += summary.acks;
-        sum.reads += summary.reads;
-        sum.hosts += summary.hosts;
-    }
+    let sum = play(first..first + count, Media::Model);
     println!("{count} schedules: {sum:?}");
     // The schedules must not be empty of what they are about.
     assert!(sum.acks > count * 20 && sum.reads > count * 5 && sum.hosts > count);
+}
+
+#[test]
+fn schedules_on_the_real_store_keep_every_invariant_too() {
+    let count = number("ASHLAR_SCHEDULES").unwrap_or(STORE_SCHEDULES);
+    let sum = play(10_000..10_000 + count, Media::Store);
+    println!("{count} schedules: {sum:?}");
+    assert!(sum.acks > count * 20 && sum.reads > count * 5 && sum.hosts > count);
+}
+
+#[test]
+fn seeds_that_once_found_something_stay_right() {
+    play(STORE_SEEDS, Media::Store);
+}
+
+#[test]
+fn a_seed_is_the_same_schedule_every_time() {
+    for media in [Media::Model, Media::Store] {
+        assert_eq!(run(3, media), run(3, media), "{media:?}");
+    }
 }

@@ -1,8 +1,9 @@
 //! From the store back to the sockets: answers to what is durable or read.
 
 use ashlar_replica::{Answer, Finished, promise};
+use ashlar_replication::configuration::MemberState;
 use ashlar_replication::message::{Refusal, Reply, RequestId};
-use ashlar_replication::values::{BLOCK_BYTES, Epoch, ExtentIndex, Time};
+use ashlar_replication::values::{BLOCK_BYTES, ExtentIndex, Time};
 use ashlar_store::{Completion, Outcome, ReadOutcome};
 use ashlar_wire::proof::{Subject, VolumeKey};
 use ashlar_wire::{Promise, encode};
@@ -31,12 +32,11 @@ impl Core {
     }
 
     fn answer(&mut self, now: Time, pending: Pending, outcome: Outcome) {
-        let answer = match pending.owed {
-            Owed::Member(answer) => answer,
-            Owed::Control(_) => return self.control_answer(now, pending, outcome),
+        let Owed::Member(answer) = &pending.owed else {
+            return self.control_answer(now, pending, outcome);
         };
-        let finished = answer.finish(&self.store, pending.slot, outcome);
-        self.count(now, &pending, answer, &finished);
+        let finished = answer.clone().finish(&self.store, pending.slot, outcome);
+        self.count(now, &pending, &finished);
         match finished {
             Finished::Applied(position) => {
                 // Completions of a replica come in the order of its writes: the last one covers all.
@@ -57,7 +57,7 @@ impl Core {
                 self.count_refusal(refusal);
                 self.reply(&pending, &reply);
             }
-            Finished::Fence(epoch, result) => self.promised(&pending, epoch, result),
+            Finished::Fence(state, result) => self.promised(&pending, state, result),
             Finished::Data(id, read) => self.data(&pending, id, read),
             Finished::ReadFailed(id, error) => {
                 if let Some(Asker { socket, handle, .. }) = self.asker(&pending) {
@@ -68,7 +68,10 @@ impl Core {
         }
     }
 
-    fn count(&mut self, now: Time, pending: &Pending, answer: Answer, finished: &Finished) {
+    fn count(&mut self, now: Time, pending: &Pending, finished: &Finished) {
+        let Owed::Member(answer) = &pending.owed else {
+            return;
+        };
         let metrics = &mut self.metrics;
         let (counters, bytes) = (&mut metrics.counters, pending.bytes);
         let blocks = bytes / BLOCK_BYTES as u64;
@@ -122,7 +125,13 @@ impl Core {
         self.store.recycle(&mut self.device, read);
     }
 
-    fn promised(&mut self, pending: &Pending, epoch: Epoch, result: Result<(), Refusal>) {
+    fn promised(
+        &mut self,
+        pending: &Pending,
+        state: Box<MemberState>,
+        result: Result<(), Refusal>,
+    ) {
+        let epoch = state.promised;
         let Some(Asker { socket, handle, .. }) = pending.asker else {
             return;
         };
@@ -137,7 +146,7 @@ impl Core {
         let replica = self.store.replica(pending.slot);
         let promised = result.and_then(|()| {
             let replica = replica.ok_or(Refusal::UnknownReplica)?;
-            let state = promise(replica, epoch, durable.unwrap_or_default())?;
+            let state = promise(replica, *state, durable.unwrap_or_default())?;
             Ok((replica, state))
         });
         let (replica, state) = match promised {

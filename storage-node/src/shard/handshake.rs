@@ -174,7 +174,7 @@ impl Core {
         };
         // L3: before anything else is sent on the old attachment's connection.
         self.supersede(asker);
-        let answer = Answer::Fence(subject.epoch);
+        let answer = Answer::Fence(Box::new(state.clone()));
         let token = self.begin(now, asker, Cost::default(), 0, answer);
         // Written also when nothing changes: an equal promise may still be on its way to the device.
         let submitted = self.store.set_state(&mut self.device, token, slot, state);

@@ -279,21 +279,18 @@ impl Core {
         let replica = asker.attachment.replica(&self.store);
         let replica = replica.ok_or(Refusal::UnknownReplica)?;
         let decision = decide(replica, epoch, request)?;
-        let answer = match &decision {
-            Decision::State(_, answer) | Decision::Blocks(answer) => *answer,
-            Decision::Applied => {
-                self.owe_applied(slot);
-                self.scheduler.finished(cost);
-                self.admission_end(asker.socket, bytes);
-                return Ok(());
-            }
+        let Decision::Step(step, answer) = decision else {
+            self.owe_applied(slot);
+            self.scheduler.finished(cost);
+            self.admission_end(asker.socket, bytes);
+            return Ok(());
         };
         if matches!(request, Request::StoreConfig { .. }) {
             self.metrics.counters.configurations += 1;
         }
         let token = self.begin(now, asker, cost, bytes, answer);
         let (store, device) = (&mut self.store, &mut self.device);
-        let submitted = submit(store, device, token, slot, epoch, request, decision);
+        let submitted = submit(store, device, token, slot, epoch, request, step);
         submitted.map_err(|error| {
             self.pending.remove(token);
             error.into()

@@ -111,7 +111,11 @@ pub(crate) struct Disk {
     done: Vec<Done>,
     /// What the store has failed or a crash has cut short, in order: any part of it may be there.
     unanswered: Vec<Queued>,
+    /// What earlier crashes cut short, since which nothing has become durable: a record that was torn then and is
+    /// torn again while it is overwritten can be whole by that, where both have sectors in common.
+    cut_short: Vec<Vec<Queued>>,
     seen_operations: u64,
+    writes_index: bool,
     mixes: Mixes,
 }
 
@@ -175,7 +179,9 @@ impl Disk {
             waiting: VecDeque::new(),
             done: Vec::new(),
             unanswered: Vec::new(),
+            cut_short: Vec::new(),
             seen_operations: 0,
+            writes_index: false,
             mixes: mixes.clone(),
         };
         disk.drive();
@@ -211,9 +217,20 @@ impl Disk {
         all - std::mem::replace(&mut self.seen_operations, all)
     }
 
-    /// Takes a request; it is started by the next [`Disk::turn`].
+    /// Takes a request. What changes blocks is started by the next [`Disk::turn`] that has room for it.
     pub(crate) fn request(&mut self, queued: Queued) {
-        self.waiting.push_back(queued);
+        let changes_blocks = matches!(
+            queued.request,
+            Request::Write { .. }
+                | Request::Copy { .. }
+                | Request::Equalise { .. }
+                | Request::Repair { .. }
+        );
+        if changes_blocks {
+            self.waiting.push_back(queued);
+        } else {
+            self.start(queued);
+        }
     }
 
     /// One device operation completes.
@@ -224,8 +241,16 @@ impl Disk {
         }
     }
 
+    /// Whether a write to the index is under way that was not told of yet.
+    pub(crate) fn begins_index_write(&mut self) -> bool {
+        let begins = self.index.is_waiting() && !self.writes_index;
+        self.writes_index |= begins;
+        begins
+    }
+
     /// A write to the index becomes durable.
     pub(crate) fn advance_index(&mut self) {
+        self.writes_index = false;
         self.index.advance();
     }
 
@@ -284,29 +309,24 @@ impl Disk {
             Ok(decision) => decision,
             Err(refusal) => return self.refuse(queued, refusal),
         };
-        let answer = match &decision {
-            Decision::State(_, answer) | Decision::Blocks(answer) => *answer,
-            Decision::Applied => {
-                let durable = self.durable;
-                if durable.epoch == queued.epoch.number && durable.sequence.0 > 0 {
-                    self.done.push(Done {
-                        queued,
-                        reply: Reply::Applied {
-                            sequence: durable.sequence,
-                        },
-                        is_step: false,
-                    });
-                }
-                return;
+        let Decision::Step(step, answer) = decision else {
+            let durable = self.durable;
+            if durable.epoch == queued.epoch.number && durable.sequence.0 > 0 {
+                self.done.push(Done {
+                    queued,
+                    reply: Reply::Applied {
+                        sequence: durable.sequence,
+                    },
+                    is_step: false,
+                });
             }
+            return;
         };
         self.token += 1;
         let request = bytes_of(&queued.request, &self.mixes);
         let (store, device) = (&mut self.store, &mut self.device);
         let epoch = queued.epoch;
-        match submit(
-            store, device, self.token, self.slot, epoch, &request, decision,
-        ) {
+        match submit(store, device, self.token, self.slot, epoch, &request, step) {
             Ok(()) => drop(self.pending.insert(self.token, (queued, answer))),
             Err(error) => self.refuse(queued, refusal_of(error)),
         }
@@ -333,6 +353,9 @@ impl Disk {
             _ => false,
         };
         let mut is_step = mutates && !failed && !copies_nothing;
+        if is_step {
+            self.cut_short.clear();
+        }
         let reply = match answer.finish(&self.store, self.slot, outcome) {
             Finished::Applied(position) => {
                 self.durable = self.durable.max(position);
@@ -364,7 +387,7 @@ impl Disk {
                     result: Ok(ReadData { positions, content }),
                 }
             }
-            Finished::Fence(epoch, result) => match self.promised_state(epoch, result) {
+            Finished::Fence(state, result) => match self.promised_state(*state, result) {
                 Ok(reply) => reply,
                 Err(refusal) => {
                     // Superseded, but durable all the same.
@@ -385,22 +408,24 @@ impl Disk {
 
     fn promised_state(
         &self,
-        epoch: Epoch,
+        state: MemberState,
         result: Result<(), Refusal>,
     ) -> Result<Reply<Payload>, Refusal> {
         result?;
+        let epoch = state.promised;
         let replica = self.store.replica(self.slot);
         let replica = replica.ok_or(Refusal::UnknownReplica)?;
         Ok(Reply::Promised {
             epoch,
-            state: promise(replica, epoch, self.durable)?,
+            state: promise(replica, state, self.durable)?,
             size_blocks: replica.size_blocks,
             torn: replica.torn.clone(),
         })
     }
 
-    /// The power goes, or the process dies; then the store opens again. Returns what was under way, in order.
-    pub(crate) fn crash(&mut self, random: &mut Random) -> Result<Vec<Queued>, Violation> {
+    /// The power goes, or the process dies; then the store opens again. Returns what was under way, in order, by
+    /// crashes since the last durable step, this one first.
+    pub(crate) fn crash(&mut self, random: &mut Random) -> Result<Vec<Vec<Queued>>, Violation> {
         let loss = *random.pick(&[Loss::All, Loss::Nothing, Loss::Sectors, Loss::Writes]);
         self.device.crash(loss);
         self.index.crash();
@@ -419,8 +444,10 @@ impl Disk {
         self.slot = found.ok_or("the replica is gone after a crash")?;
         self.durable = self.state().last;
         self.seen_operations = 0;
+        self.writes_index = false;
         self.device.started = (0, 0, 0);
-        Ok(unanswered)
+        self.cut_short.insert(0, unanswered);
+        Ok(self.cut_short.clone())
     }
 
     /// The member's state as it was submitted; durable when nothing is under way.

@@ -43,24 +43,20 @@ impl Node {
         model
     }
 
-    /// Takes over what the store holds after a crash: everything that was answered, and of what was under
-    /// way a part from its front; blocks that were written in place may be further.
+    /// Takes over what the store holds after a crash: everything that was answered, and some of what was under
+    /// way, by crashes since the last durable step.
     pub(crate) fn recovered(
         &mut self,
-        under_way: &[Queued],
+        cut_short: &[Vec<Queued>],
         state: MemberState,
         blocks: BTreeMap<Block, Stored>,
         ledger: &mut Ledger,
     ) -> Result<(), Violation> {
-        let mut model = self.model();
         let mut reason = String::new();
-        for count in 0..=under_way.len() {
-            if count > 0 {
-                model.carry_out(&under_way[count - 1]);
-            }
-            match fits(&model, &under_way[count..], &state, &blocks) {
-                Ok(()) => {
-                    for queued in &under_way[..count] {
+        for under_way in cut_short {
+            match self.explain(under_way, &state, &blocks) {
+                Ok(kept) => {
+                    for queued in kept {
                         self.carry_out(queued);
                         ledger.member_changed(self)?;
                     }
@@ -72,19 +68,72 @@ impl Node {
             }
         }
         Err(format!(
-            "after a crash {:?} does not hold what it had answered: {reason}; under way {under_way:?}",
-            self.state.id
+            "after a crash {:?} does not hold what it had answered: {reason}; answered {:?}; under way {cut_short:?}",
+            self.state.id, self.state
         ))
+    }
+
+    /// What of the requests under way became durable, so that the store holds this.
+    fn explain<'a>(
+        &self,
+        under_way: &'a [Queued],
+        state: &MemberState,
+        blocks: &BTreeMap<Block, Stored>,
+    ) -> Result<Vec<&'a Queued>, Violation> {
+        let mut reason = String::new();
+        let all = under_way.len();
+        for count in 0..=all {
+            // Blocks in place that were cut short do not count, and with a write no later one until a resync begins
+            // a stream of its own; changes of state are in the journal on their own.
+            let cuts = (0..=count)
+                .rev()
+                .flat_map(|from| (from..=count).rev().map(move |to| from..to));
+            for cut in cuts {
+                let (mut kept, mut lost) = (Vec::new(), Vec::new());
+                for (at, queued) in under_way.iter().enumerate() {
+                    if at >= count || (cut.contains(&at) && !positions_of(queued).is_empty()) {
+                        lost.push(queued);
+                    } else {
+                        kept.push(queued);
+                    }
+                }
+                let mut model = self.model();
+                for queued in &kept {
+                    model.carry_out(queued);
+                }
+                match fits(&model, &lost, state, blocks) {
+                    Ok(()) => return Ok(kept),
+                    Err(why) => reason = why,
+                }
+            }
+        }
+        Err(reason)
     }
 }
 
 fn fits(
     model: &Node,
-    rest: &[Queued],
+    lost: &[&Queued],
     state: &MemberState,
     blocks: &BTreeMap<Block, Stored>,
 ) -> Result<(), Violation> {
-    if model.state != *state {
+    // The stream of a resync that had just begun may go back to before a write in place that was cut short.
+    let cut_short = lost.iter().any(|queued| match &queued.request {
+        Request::Write { sequence, .. } => {
+            queued.epoch.number == state.last.epoch && *sequence == state.last.sequence.next()
+        }
+        _ => false,
+    });
+    let last = if cut_short && state.last < model.state.last {
+        state.last
+    } else {
+        model.state.last
+    };
+    let right = MemberState {
+        last,
+        ..model.state.clone()
+    };
+    if right != *state {
         return Err(format!("{state:?}, not {:?}", model.state));
     }
     for block in blocks.keys().chain(model.blocks.keys()) {
@@ -93,7 +142,7 @@ fn fits(
             continue;
         }
         let position = found.map_or(Position::ZERO, |stored| stored.position);
-        let is_under_way = rest.iter().any(|queued| {
+        let is_under_way = lost.iter().any(|queued| {
             let written = positions_of(queued);
             written.contains(&(*block, position))
         });

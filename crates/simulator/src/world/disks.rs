@@ -44,9 +44,18 @@ impl World {
         }
         if let Some(disk) = &mut state.disk {
             disk.complete_one();
-            if self.random.one_in(8) {
-                disk.advance_index();
-            }
+        }
+        self.disk_turn(node)
+    }
+
+    /// A write to a member's index becomes durable.
+    pub(super) fn index(&mut self, node: usize, incarnation: u64) -> Result<(), Violation> {
+        let state = &mut self.nodes[node];
+        if state.incarnation != incarnation || !state.up {
+            return Ok(());
+        }
+        if let Some(disk) = &mut state.disk {
+            disk.advance_index();
         }
         self.disk_turn(node)
     }
@@ -62,6 +71,12 @@ impl World {
         for _ in 0..disk.new_operations() {
             let delay = self.random.delay(self.disk_ns) * slowness;
             self.schedule(self.now + delay, Happening::Device { node, incarnation });
+        }
+        if let Some(disk) = &mut self.nodes[node].disk
+            && disk.begins_index_write()
+        {
+            let delay = self.random.delay(10 * self.disk_ns);
+            self.schedule(self.now + delay, Happening::Index { node, incarnation });
         }
         for done in done {
             self.disk_done(node, done)?;
@@ -114,9 +129,9 @@ impl World {
         let Some(mut disk) = state.disk.take() else {
             return Ok(());
         };
-        let under_way = disk.crash(random)?;
+        let cut_short = disk.crash(random)?;
         let (found, blocks) = (disk.state(), disk.blocks()?);
-        state.recovered(&under_way, found, blocks, ledger)?;
+        state.recovered(&cut_short, found, blocks, ledger)?;
         state.disk = Some(disk);
         Ok(())
     }

@@ -76,6 +76,11 @@ pub(super) enum Happening {
         node: usize,
         incarnation: u64,
     },
+    /// A write to a member's index becomes durable.
+    Index {
+        node: usize,
+        incarnation: u64,
+    },
     Timer {
         host: usize,
     },
@@ -290,6 +295,7 @@ impl World {
                 message,
             } => return self.at_host(connection, message),
             Happening::Step { node, incarnation } => return self.step(node, incarnation),
+            Happening::Index { node, incarnation } => return self.index(node, incarnation),
             Happening::Device { node, incarnation } => return self.device(node, incarnation),
             Happening::Look {
                 node,

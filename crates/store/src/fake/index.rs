@@ -37,6 +37,11 @@ impl FakeIndex {
         }
     }
 
+    /// Whether a batch waits to become durable.
+    pub fn is_waiting(&self) -> bool {
+        !self.0.borrow().waiting.is_empty()
+    }
+
     /// The power goes: batches that wait are lost.
     pub fn crash(&self) {
         let mut state = self.0.borrow_mut();

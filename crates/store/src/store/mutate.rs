@@ -233,7 +233,8 @@ impl Store {
         Ok(())
     }
 
-    /// M4: blocks of the extent that already hold a position of the same epoch at or above `packed`.
+    /// M4: blocks of the extent that already hold a position of the same epoch at or above `packed`. A torn block holds
+    /// nothing: the write that was cut short comes again, and must not be taken for done.
     fn newer_blocks(&self, replica: u32, range: BlockRange, packed: u64) -> Bits {
         let mut skip = Bits::default();
         let Some(volume) = self.live(replica) else {
@@ -246,7 +247,8 @@ impl Store {
         let extent = self.extents.get(entry.memory);
         for i in blocks_within(range) {
             let position = extent.map.positions[i];
-            if extent.known.get(i) && position >= packed && position >> 40 == packed >> 40 {
+            let holds = extent.known.get(i) && !extent.map.torn.get(i);
+            if holds && position >= packed && position >> 40 == packed >> 40 {
                 skip.set(i, true);
             }
         }
