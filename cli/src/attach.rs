@@ -5,7 +5,7 @@ use std::time::Duration;
 use ashlar_control_api::initiator::{Attachment, DetachRequest, ListRequest};
 use serde::Serialize;
 
-use crate::cli::Context;
+use crate::context::Context;
 use crate::control;
 use crate::output::{self, Outcome};
 

@@ -1,12 +1,9 @@
 //! The command line: every command and where it goes.
 
-use std::path::PathBuf;
-
-use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
-use crate::output::{EXIT_CODES_HELP, Format, Outcome};
-use crate::state::{Cluster, StateDir};
+use crate::context::{Context, Global};
+use crate::output::{EXIT_CODES_HELP, Outcome};
 use crate::{attach, bench, compare, inspect, node, queue, quickstart, volume};
 
 /// Replicated block storage with low latency.
@@ -19,23 +16,6 @@ pub struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
-}
-
-/// Options of every command.
-#[derive(Clone, Debug, clap::Args)]
-pub struct Global {
-    /// How results are printed.
-    #[arg(short, long, global = true, value_enum, default_value_t)]
-    pub output: Format,
-    /// Where addresses and volumes are recorded [default: $XDG_STATE_HOME/ashlar].
-    #[arg(long, global = true, value_name = "DIR")]
-    pub state: Option<PathBuf>,
-    /// Control address of a storage node, instead of those recorded. Repeatable.
-    #[arg(long = "node", global = true, value_name = "HOST:PORT")]
-    pub nodes: Vec<String>,
-    /// Socket of the initiator, instead of the one recorded.
-    #[arg(long, global = true, value_name = "unix:PATH")]
-    pub initiator: Option<String>,
 }
 
 /// Every command.
@@ -80,67 +60,6 @@ pub enum Command {
     FloorReplica(bench::floor_replica::Args),
 }
 
-/// What commands need to know of the rest: the state, the addresses and the output format.
-#[derive(Clone, Debug)]
-pub struct Context {
-    /// How results are printed.
-    pub format: Format,
-    /// The state directory.
-    pub state: StateDir,
-    nodes: Vec<String>,
-    initiator: Option<String>,
-}
-
-impl Context {
-    fn new(global: Global) -> anyhow::Result<Context> {
-        Ok(Context {
-            format: global.output,
-            state: StateDir::new(global.state)?,
-            nodes: global.nodes,
-            initiator: global.initiator,
-        })
-    }
-
-    /// The addresses that apply: those of the command line, else those recorded.
-    ///
-    /// # Errors
-    /// When the record cannot be read.
-    pub fn cluster(&self) -> anyhow::Result<Cluster> {
-        let mut cluster = self.state.cluster()?;
-        if !self.nodes.is_empty() {
-            cluster.nodes.clone_from(&self.nodes);
-        }
-        if self.initiator.is_some() {
-            cluster.initiator.clone_from(&self.initiator);
-        }
-        Ok(cluster)
-    }
-
-    /// Control addresses of the storage nodes.
-    ///
-    /// # Errors
-    /// When none is known.
-    pub fn nodes(&self) -> anyhow::Result<Vec<String>> {
-        let nodes = self.cluster()?.nodes;
-        anyhow::ensure!(
-            !nodes.is_empty(),
-            "no storage nodes are known; register them with `ashlar node add HOST:PORT`, \
-             or try `ashlar quickstart --keep`"
-        );
-        Ok(nodes)
-    }
-
-    /// The initiator's socket.
-    ///
-    /// # Errors
-    /// When none is known.
-    pub fn initiator(&self) -> anyhow::Result<String> {
-        self.cluster()?.initiator.context(
-            "no initiator is known; start `ashlar-initiator` and pass --initiator unix:PATH",
-        )
-    }
-}
-
 impl Cli {
     /// Does what was asked for.
     ///
@@ -183,6 +102,8 @@ fn visible(command: &clap::Command) -> clap::Command {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::output::Format;
+    use crate::state::Cluster;
 
     #[test]
     fn the_command_line_has_no_contradictions() {

@@ -11,7 +11,7 @@ use indicatif::ProgressBar;
 use serde::Serialize;
 use tonic::Streaming;
 
-use crate::cli::Context;
+use crate::context::Context;
 use crate::control;
 use crate::output::{self, Outcome};
 use crate::state::{MemberRecord, VolumeRecord};

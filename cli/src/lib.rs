@@ -4,6 +4,7 @@ pub mod attach;
 pub mod bench;
 pub mod cli;
 pub mod compare;
+pub mod context;
 pub mod control;
 pub mod daemons;
 pub mod image;

@@ -6,7 +6,7 @@ use ashlar_control_api::storage_node::{
 use clap::Subcommand;
 use serde::Serialize;
 
-use crate::cli::Context;
+use crate::context::Context;
 use crate::control;
 use crate::output::{self, Outcome};
 use crate::units::Size;

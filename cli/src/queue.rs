@@ -4,7 +4,7 @@ use ashlar_control_api::storage_node::DumpQueueRequest;
 use clap::Subcommand;
 use serde::Serialize;
 
-use crate::cli::Context;
+use crate::context::Context;
 use crate::control;
 use crate::output::{self, Outcome};
 use crate::units::Size;

@@ -24,7 +24,7 @@ pub use args::Args;
 pub use pattern::Offsets;
 pub use statistics::{Recorder, Summary};
 
-use crate::cli::Context;
+use crate::context::Context;
 use crate::output::{self, Outcome};
 use crate::pinning::{Pinning, pin_this_thread};
 use crate::scratch::Scratch;

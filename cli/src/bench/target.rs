@@ -10,7 +10,7 @@ use crate::bench::library_load::LibraryLoad;
 use crate::bench::nbd_load::NbdLoad;
 use crate::bench::pattern::AlignedBuffer;
 use crate::bench::runner::Load;
-use crate::cli::Context;
+use crate::context::Context;
 use crate::control;
 use crate::local::{LocalCluster, LocalOptions};
 use crate::nbd::NbdClient;

@@ -9,7 +9,7 @@ use ashlar_replication::configuration::{ReplicaState, Role};
 use clap::Subcommand;
 use serde::Serialize;
 
-use crate::cli::Context;
+use crate::context::Context;
 use crate::output::{self, Outcome};
 use crate::units::{Size, count_text};
 

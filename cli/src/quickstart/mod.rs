@@ -7,7 +7,7 @@ mod writer;
 
 use std::path::PathBuf;
 
-use crate::cli::Context;
+use crate::context::Context;
 use crate::local::Engine;
 use crate::output::{self, Outcome};
 use crate::scratch::{Leftovers, Scratch, remove_leftovers};

@@ -5,7 +5,7 @@ use ashlar_control_api::storage_node::{
     CreateReplicaRequest, DeleteReplicaRequest, GrowReplicaRequest, Role as ProtoRole,
 };
 
-use crate::cli::Context;
+use crate::context::Context;
 use crate::control;
 use crate::node::{self, DeviceStatus};
 use crate::output::{self, Outcome};

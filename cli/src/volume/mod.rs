@@ -6,7 +6,7 @@ mod show;
 
 use clap::Subcommand;
 
-use crate::cli::Context;
+use crate::context::Context;
 use crate::output::Outcome;
 use crate::state::Ack;
 use crate::units::Size;

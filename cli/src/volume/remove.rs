@@ -3,7 +3,7 @@
 use anyhow::{bail, ensure};
 use ashlar_control_api::storage_node::ListReplicasRequest;
 
-use crate::cli::Context;
+use crate::context::Context;
 use crate::control;
 use crate::output::{self, Outcome};
 use crate::state::{MemberRecord, VolumeRecord};

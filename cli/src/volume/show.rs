@@ -4,7 +4,7 @@ use ashlar_control_api::storage_node::ListReplicasRequest;
 use serde::Serialize;
 
 use crate::attach::{self, AttachmentStatus};
-use crate::cli::Context;
+use crate::context::Context;
 use crate::control;
 use crate::output::{self, Outcome};
 use crate::state::{Ack, MemberRecord, Role, VolumeRecord};

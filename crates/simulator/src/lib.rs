@@ -4,6 +4,7 @@
 mod chaos;
 mod ledger;
 mod node;
+mod profile;
 mod random;
 mod world;
 

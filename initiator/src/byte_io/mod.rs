@@ -23,6 +23,7 @@
 
 mod locks;
 mod modify;
+mod read;
 mod slab;
 mod split;
 
@@ -30,7 +31,7 @@ use std::collections::VecDeque;
 
 use ashlar_engine::{Engine, IoBuf, SharedBytes};
 use ashlar_replication::initiator::Ticket as BlockTicket;
-use ashlar_replication::message::{Content, ReadData};
+use ashlar_replication::message::Content;
 use ashlar_replication::values::{BLOCK_BYTES, Block, BlockRange, EXTENT_BYTES};
 use ashlar_wire::Payload;
 
@@ -221,27 +222,6 @@ impl ByteIo {
         self.part_done(request, Ok(()));
     }
 
-    fn read(&mut self, ticket: Ticket, offset: u64, end: u64) {
-        let mut pieces = self.spare_pieces.pop().unwrap_or_default();
-        pieces.extend(split::reads(offset, end).map(|(_, _, len)| ReadPiece {
-            len,
-            content: Content::Zeros,
-        }));
-        let request = self.begin(ticket, Kind::Read(pieces));
-        for (piece, (range, head, len)) in split::reads(offset, end).enumerate() {
-            self.add_part(request);
-            let ticket = self.issue(InFlight::Read {
-                request,
-                piece: piece as u32,
-                range,
-                head,
-                len,
-            });
-            self.out.push_back(BlockRequest::Read { ticket, range });
-        }
-        self.begun(request);
-    }
-
     fn write(
         &mut self,
         ticket: Ticket,
@@ -411,99 +391,6 @@ impl ByteIo {
         }
     }
 
-    /// The replication has finished a read.
-    pub(crate) fn read_done(
-        &mut self,
-        ticket: BlockTicket,
-        result: Result<ReadData<Payload>, IoError>,
-        buffers: &mut impl Buffers,
-    ) {
-        match self.take_in_flight(ticket) {
-            Some(InFlight::Read {
-                request,
-                piece,
-                range,
-                head,
-                len,
-            }) => {
-                if range.count > 1 && matches!(result, Err(IoError::Media { .. } | IoError::Device))
-                {
-                    return self.read_halves(request, piece, range, head, len);
-                }
-                let result = result.and_then(|data| checked(data.content, range.count));
-                let result = result.map(|content| {
-                    if let Content::Data(payload) = content
-                        && let Some(Request {
-                            kind: Kind::Read(pieces),
-                            ..
-                        }) = self.requests.get_mut(request)
-                    {
-                        let range = head as usize..(head + len) as usize;
-                        pieces[piece as usize].content = Content::Data(payload.data().slice(range));
-                    }
-                });
-                self.part_done(request, result);
-            }
-            Some(InFlight::ModifyRead { block }) => {
-                let result = result.and_then(|data| checked(data.content, 1));
-                self.modify_read(block, result, buffers);
-            }
-            Some(_) | None => debug_assert!(false, "a read that was not asked for"),
-        }
-    }
-
-    /// No replica has good copies of all the blocks, but each block may have one somewhere: the halves are
-    /// read on their own, and theirs, down to the blocks that are lost.
-    fn read_halves(&mut self, request: u32, piece: u32, range: BlockRange, head: u32, len: u32) {
-        let count = range.count / 2;
-        let front_len = count * BLOCK_BYTES as u32 - head;
-        if let Some(Request {
-            kind: Kind::Read(pieces),
-            ..
-        }) = self.requests.get_mut(request)
-        {
-            let half = |len| ReadPiece {
-                len,
-                content: Content::Zeros,
-            };
-            pieces[piece as usize] = half(front_len);
-            pieces.insert(piece as usize + 1, half(len - front_len));
-        }
-        for other in self.in_flight.iter_mut() {
-            if let InFlight::Read {
-                request: of,
-                piece: at,
-                ..
-            } = other
-                && *of == request
-                && *at > piece
-            {
-                *at += 1;
-            }
-        }
-        // The other half takes the place of the part that ended.
-        self.add_part(request);
-        let front = BlockRange { count, ..range };
-        let back = BlockRange {
-            start: front.end(),
-            count: range.count - count,
-        };
-        let halves = [
-            (piece, front, head, front_len),
-            (piece + 1, back, 0, len - front_len),
-        ];
-        for (piece, range, head, len) in halves {
-            let ticket = self.issue(InFlight::Read {
-                request,
-                piece,
-                range,
-                head,
-                len,
-            });
-            self.out.push_back(BlockRequest::Read { ticket, range });
-        }
-    }
-
     fn take_in_flight(&mut self, ticket: BlockTicket) -> Option<InFlight> {
         self.in_flight.remove(u32::try_from(ticket.0).ok()?)
     }
@@ -583,14 +470,6 @@ fn extent_of(request: &ByteRequest<'_>) -> Option<(u64, u64, u64)> {
     }
 }
 
-/// An answer with another number of blocks than asked for is one of a device that failed.
-fn checked(content: Content<Payload>, count: u32) -> Result<Content<Payload>, IoError> {
-    match &content {
-        Content::Data(payload) if payload.blocks() != count as usize => Err(IoError::Device),
-        _ => Ok(content),
-    }
-}
-
 /// Where the bytes of a write are.
 enum Source<'a> {
     Bytes(&'a [u8]),
@@ -619,5 +498,7 @@ impl Source<'_> {
     }
 }
 
+#[cfg(test)]
+mod read_tests;
 #[cfg(test)]
 mod tests;

@@ -9,7 +9,7 @@ use core::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use ashlar_replication::configuration::{
-    Ack, Configuration, Generation, Member, MemberState, ReplicaState, Role,
+    Configuration, Generation, Member, MemberState, ReplicaState, Role,
 };
 use ashlar_replication::initiator::{Event, Initiator, Options};
 use ashlar_replication::message::{Reply, Request};
@@ -17,20 +17,11 @@ use ashlar_replication::values::{
     BlockRange, DeviceId, Epoch, EpochNumber, MemberId, Pass, Position, Sequence, Time,
 };
 
-use super::chaos::Profile;
 use super::ledger::{Ledger, Violation};
 use super::node::{Node, Payload, Queued};
+use super::profile::Profile;
+pub(super) use super::profile::{MS, Shape};
 use super::random::Random;
-
-pub(super) const MS: u64 = 1_000_000;
-
-/// What kinds of members there are, and what a write needs.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Shape {
-    pub(super) data: usize,
-    pub(super) witnesses: usize,
-    pub(super) ack: Ack,
-}
 
 #[derive(Clone, Debug)]
 pub(super) enum ToMember {
