@@ -3,6 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use ashlar_replication::faults::{Fault, break_rule};
+use ashlar_store::faults::{Fault as StoreFault, leave_undone};
 
 use super::chaos::{Media, run};
 use super::schedules::number;
@@ -69,4 +70,46 @@ finds! {
     finds_a_torn_block_kept_with_its_position: KeepTorn 1271,
     finds_a_sequence_taken_back_that_somebody_holds: TakeBackAlways 14,
     finds_a_repair_from_another_position: RepairAnyPosition 2959,
+}
+
+/// Seeds on the real store within which a duty left undone must be found.
+const STORE_SEEDS_TO_FIND: u64 = 3_000;
+
+fn is_found_on_store(fault: StoreFault) -> Option<(u64, String)> {
+    leave_undone(Some(fault));
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {}));
+    let mut found = None;
+    for seed in 0..STORE_SEEDS_TO_FIND {
+        match catch_unwind(AssertUnwindSafe(|| run(seed, Media::Store))) {
+            Ok(Ok(_)) => continue,
+            Ok(Err(violation)) => found = Some((seed, violation)),
+            Err(_) => found = Some((seed, "a broken invariant panicked".into())),
+        }
+        break;
+    }
+    std::panic::set_hook(hook);
+    leave_undone(None);
+    found
+}
+
+macro_rules! finds_on_store {
+    ($($name:ident: $fault:ident,)*) => {$(
+        #[test]
+        fn $name() {
+            let found = is_found_on_store(StoreFault::$fault);
+            let (seed, violation) = found.expect("what was left undone was not found");
+            println!("{:?} at seed {seed}: {violation}", StoreFault::$fault);
+        }
+    )*};
+}
+
+finds_on_store! {
+    finds_an_acknowledgement_before_the_sync: AcknowledgeBeforeSync,
+    finds_extent_headers_that_are_not_checked: SkipHeaderChecksum,
+    finds_a_journal_tail_that_moves_early: MoveTailEarly,
+    finds_an_index_that_is_believed_after_a_crash: TrustIndex,
+    finds_a_discard_that_loses_its_position: LoseDiscardPosition,
+    finds_a_torn_block_taken_for_what_was_written: ReuseTornPosition,
+    finds_a_torn_block_that_is_skipped: SkipTorn,
 }

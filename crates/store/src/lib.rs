@@ -10,6 +10,7 @@ pub mod directory;
 mod error;
 #[cfg(any(test, feature = "test-support"))]
 pub mod fake;
+pub mod faults;
 mod file_device;
 mod format;
 mod index;

@@ -8,6 +8,7 @@ use super::{Store, Undo};
 use crate::StoreError;
 use crate::api::Content as BlockContent;
 use crate::device::Device;
+use crate::faults::{Fault, is_broken};
 use crate::journal::descriptor::{Announcement, Positions, Source, WriteOut, write_bytes};
 use crate::memory::bits::Bits;
 use crate::memory::extents::BlockState;
@@ -262,6 +263,11 @@ impl Store {
         };
         extent.undo += 1;
         let present = source != Source::Zeros;
+        let position = if !present && is_broken(Fault::LoseDiscardPosition) {
+            0
+        } else {
+            position
+        };
         extent.set_block(
             block,
             BlockState {

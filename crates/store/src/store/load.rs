@@ -5,6 +5,7 @@ use ashlar_engine::IoBuf;
 use super::complete::Operation;
 use super::{Store, Undo};
 use crate::device::{Device, Part};
+use crate::faults::{Fault, is_broken};
 use crate::format::extent_header::{self, BlockMap};
 use crate::format::page::{PAIR, Pair, Side};
 use crate::index::IndexBatch;
@@ -54,11 +55,12 @@ impl Store {
         // A header may have got here after the index, but only since the tail: what it has more than
         // the index knows is in the journal.
         let too_new = pair.lsn > entry.lsn && pair.lsn < self.opened_tail;
-        if extent_header::owner(page) != owner || too_new {
+        let is_wrong = extent_header::owner(page) != owner || too_new;
+        if is_wrong && !is_broken(Fault::TrustIndex) {
             return HeaderFound::IndexWrong;
         }
         // A page that is older than what was synced: the newer one is damaged, or was lost.
-        if pair.lsn < entry.lsn || entry.suspect {
+        if (pair.lsn < entry.lsn && !is_broken(Fault::TrustIndex)) || entry.suspect {
             return HeaderFound::Damaged(pair.side);
         }
         HeaderFound::Good(Box::new(extent_header::block_map(page)), pair.side)

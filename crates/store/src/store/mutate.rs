@@ -9,6 +9,7 @@ use super::replicas::MutationReply;
 use crate::StoreError;
 use crate::api::{Blocks, Completion, Content as BlockContent, Outcome, ReplicaSlot};
 use crate::device::Device;
+use crate::faults::{Fault, is_broken};
 use crate::format::extent_header::Owner;
 use crate::journal::descriptor::Positions;
 use crate::memory::bits::Bits;
@@ -247,7 +248,8 @@ impl Store {
         let extent = self.extents.get(entry.memory);
         for i in blocks_within(range) {
             let position = extent.map.positions[i];
-            let holds = extent.known.get(i) && !extent.map.torn.get(i);
+            let is_torn = extent.map.torn.get(i) && !is_broken(Fault::SkipTorn);
+            let holds = extent.known.get(i) && !is_torn;
             if holds && position >= packed && position >> 40 == packed >> 40 {
                 skip.set(i, true);
             }

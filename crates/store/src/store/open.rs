@@ -11,6 +11,7 @@ use super::complete::Operations;
 use super::options::OpenOptions;
 use super::recovery::RecoverError;
 use crate::device::{Device, Part};
+use crate::faults::{Fault, is_broken};
 use crate::format::checkpoint_page::Tail;
 use crate::format::layout::{Layout, SUPERBLOCK_B_OFFSET};
 use crate::format::page::{PAGE, Side};
@@ -131,7 +132,8 @@ impl Store {
         let covered = covered.ok().flatten();
         let mut store = Store::empty(device, layout, options, index);
         let mut findings = store.read_headers(dev)?;
-        if covered.is_some_and(|covered| covered >= store.tail) && store.use_index(&entries) {
+        let is_new_enough = |covered| covered >= store.tail || is_broken(Fault::TrustIndex);
+        if covered.is_some_and(is_new_enough) && store.use_index(&entries) {
             match store.recover(dev, findings) {
                 Err(RecoverError::IndexWrong) => {}
                 result => return result.map(|()| store).map_err(RecoverError::into_open),

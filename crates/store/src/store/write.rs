@@ -6,6 +6,7 @@ use ashlar_engine::IoBuf;
 use super::complete::Operation;
 use super::{Store, Undo};
 use crate::device::{Device, Persist};
+use crate::faults::{Fault, is_broken};
 use crate::journal::descriptor::IN_PLACE_BYTES;
 use crate::journal::record::{Builder, DESCRIPTOR_BYTES_MAX, RECORD_BYTES_MAX};
 use crate::memory::extents;
@@ -89,14 +90,12 @@ impl Store {
         self.counters.journal_records += 1;
         self.counters.journal_bytes += bytes as u64;
         let token = self.operations.add(Operation::Journal, bytes);
-        dev.write(
-            self.journal_part(),
-            token,
-            offset,
-            buf,
-            bytes,
-            Persist::Durable,
-        );
+        let persist = if is_broken(Fault::AcknowledgeBeforeSync) {
+            Persist::Cached
+        } else {
+            Persist::Durable
+        };
+        dev.write(self.journal_part(), token, offset, buf, bytes, persist);
     }
 
     /// Whether the front record waits for room in the ring.

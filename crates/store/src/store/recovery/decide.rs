@@ -8,6 +8,7 @@ use ashlar_replication::values::{Block, BlockRange, ExtentIndex, Position};
 use super::super::Store;
 use super::{BlockKey, Event, RecoverError, Replay};
 use crate::device::{Device, Part};
+use crate::faults::{Fault, is_broken};
 use crate::format::extent_header::BLOCKS;
 use crate::format::page::PAGE;
 use crate::journal::descriptor::Announcement;
@@ -65,7 +66,7 @@ impl Store {
             let intact = !before.present || before.page != pages::NONE || before.crc == crc;
             if !intact {
                 let torn = BlockState {
-                    torn: true,
+                    torn: !is_broken(Fault::ReuseTornPosition),
                     ..in_place(newest.position)
                 };
                 self.replace_block(id, block, torn);
