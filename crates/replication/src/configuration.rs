@@ -114,10 +114,7 @@ impl Configuration {
     pub fn write_quorum(&self) -> usize {
         match self.ack {
             Ack::All => self.in_sync.len(),
-            Ack::Majority => {
-                let data = self.members.iter().filter(|m| m.role == Role::Data).count();
-                self.in_sync.len().min(data / 2 + 1)
-            }
+            Ack::Majority => self.in_sync.len().min(self.data_members() / 2 + 1),
         }
     }
 
@@ -128,9 +125,22 @@ impl Configuration {
 
     /// quorum(X, c): a majority of `members`, and of `previous` where there are any.
     pub fn is_quorum(&self, has: impl Fn(MemberId) -> bool) -> bool {
-        let majority = |m: &[Member]| m.iter().filter(|m| has(m.id)).count() * 2 > m.len();
-        majority(&self.members) && (self.previous.is_empty() || majority(&self.previous))
+        self.is_majority(&has) && (self.previous.is_empty() || majority(&self.previous, &has))
     }
+
+    /// maj(X, c.members), which is a quorum only where there are no previous members.
+    pub fn is_majority(&self, has: impl Fn(MemberId) -> bool) -> bool {
+        majority(&self.members, has)
+    }
+
+    /// How many of the members hold blocks.
+    pub fn data_members(&self) -> usize {
+        self.members.iter().filter(|m| m.role == Role::Data).count()
+    }
+}
+
+fn majority(of: &[Member], has: impl Fn(MemberId) -> bool) -> bool {
+    of.iter().filter(|m| has(m.id)).count() * 2 > of.len()
 }
 
 /// Whether the blocks of a member can be trusted.

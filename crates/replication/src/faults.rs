@@ -61,6 +61,16 @@ pub enum Fault {
     KeepTorn,
     /// B6: the sequence of a refused write is taken back although somebody may hold it.
     TakeBackAlways,
+    /// A1: members that only a found configuration names are not fenced.
+    ForgetFound,
+    /// A2: the previous members of a configuration that is found are ignored.
+    AttachSingle,
+    /// C5: a majority of the new members alone commits.
+    CommitSingle,
+    /// C6: the configuration that changes the members does not carry the previous ones.
+    ChangeAtOnce,
+    /// C6: the removed member may drop its data before the follow-up has committed.
+    DropEarly,
     /// R6: a bad block is repaired from a copy at any position.
     RepairAnyPosition,
 }

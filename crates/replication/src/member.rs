@@ -57,9 +57,12 @@ fn has_started(state: &MemberState, epoch: Epoch) -> bool {
         .is_some_and(|c| c.epoch == epoch.number)
 }
 
-/// Whether a resync of this epoch has begun here and is not complete.
-fn is_resyncing_in(state: &MemberState, epoch: Epoch) -> bool {
-    matches!(state.state, ReplicaState::Resyncing { epoch: e, .. } if e == epoch.number)
+/// Whether the member's line is that of a resync of this epoch, complete or not. A newcomer has no
+/// configuration of the epoch when it is marked complete, and must go on with the stream (R5).
+fn was_resynced_in(state: &MemberState, epoch: Epoch) -> bool {
+    let (number, pass) = state.last_pass;
+    // Pass 0 is the mark of an equalisation (M8).
+    number == epoch.number && pass > Pass(0)
 }
 
 /// M1. The first promise to a number wins; the same epoch is promised again.
@@ -128,7 +131,7 @@ pub fn check_write(
     sequence: Sequence,
 ) -> Result<WriteDecision, Refusal> {
     check_data(state, epoch)?;
-    if !has_started(state, epoch) && !is_resyncing_in(state, epoch) {
+    if !has_started(state, epoch) && !was_resynced_in(state, epoch) {
         return Err(Refusal::NotStarted);
     }
     if state.last.epoch != epoch.number {

@@ -13,6 +13,8 @@ use ashlar_replication::values::{
 
 use super::node::{Node, Payload, Queued, SIZE_BLOCKS};
 
+mod members;
+
 const ONE: BlockRange = BlockRange {
     start: Block(0),
     count: 1,
@@ -28,6 +30,9 @@ fn id(n: usize) -> MemberId {
 /// Members and one initiator at a time; messages arrive at once, or not at all.
 struct Bench {
     nodes: Vec<Node>,
+    /// The members that a new process is told of.
+    known: Vec<Member>,
+    options: Options,
     reached: Vec<usize>,
     initiator: Initiator<Payload>,
     effects: Effects<Payload>,
@@ -66,9 +71,11 @@ impl Bench {
             last: Position::ZERO,
         };
         let nodes: Vec<_> = members.iter().map(|m| Node::new(state(m))).collect();
-        let initiator = Initiator::new(SIZE_BLOCKS, members, Options::default());
+        let initiator = Initiator::new(SIZE_BLOCKS, members.clone(), Options::default());
         Bench {
             nodes,
+            known: members,
+            options: Options::default(),
             reached: Vec::new(),
             initiator,
             effects: Effects::new(),
@@ -81,11 +88,7 @@ impl Bench {
 
     /// A new process reaches these members and attaches; whatever was under way is lost.
     fn attach(&mut self, reached: &[usize]) {
-        let members = self.nodes.iter().map(|n| Member {
-            id: n.state.id,
-            role: n.state.role,
-        });
-        self.initiator = Initiator::new(SIZE_BLOCKS, members.collect(), Options::default());
+        self.initiator = Initiator::new(SIZE_BLOCKS, self.known.clone(), self.options.clone());
         self.effects.clear();
         self.out.clear();
         self.seed += 1;
@@ -94,6 +97,25 @@ impl Bench {
         for n in reached {
             self.feed(Event::Up { member: id(*n) });
         }
+    }
+
+    /// A replica that no configuration names, and that is reached.
+    fn fresh(&mut self, role: Role) -> usize {
+        let n = self.nodes.len();
+        let state = MemberState {
+            id: id(n),
+            role,
+            configuration: None,
+            promised: Epoch::default(),
+            last: Position::ZERO,
+            ..self.nodes[0].state.clone()
+        };
+        self.nodes.push(Node::new(MemberState {
+            last_pass: (EpochNumber(0), Pass(0)),
+            ..state
+        }));
+        self.reached.push(n);
+        n
     }
 
     fn lose(&mut self, n: usize) {
@@ -116,6 +138,11 @@ impl Bench {
         loop {
             while let Some(effect) = self.effects.pop_front() {
                 let Effect::Send { member, request } = effect else {
+                    if let Effect::Connect { member } = effect
+                        && self.reached.contains(&(member.nonce as usize - 1))
+                    {
+                        self.feed(Event::Up { member });
+                    }
                     self.out.push(effect);
                     continue;
                 };

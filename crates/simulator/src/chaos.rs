@@ -1,8 +1,10 @@
 //! What goes wrong in a schedule, when, and the end of it.
 
+use ashlar_replication::configuration::Role;
 use ashlar_replication::initiator::Phase;
 
 use super::ledger::Violation;
+use super::node::Node;
 use super::profile::Profile;
 use super::random::Random;
 use super::world::{Happening, MS, World};
@@ -18,6 +20,8 @@ pub struct Summary {
     pub reads: u64,
     /// Initiators that were started.
     pub hosts: u64,
+    /// Changes of members that were done.
+    pub changes: u64,
 }
 
 impl Summary {
@@ -27,6 +31,7 @@ impl Summary {
         self.acks += other.acks;
         self.reads += other.reads;
         self.hosts += other.hosts;
+        self.changes += other.changes;
     }
 }
 
@@ -67,6 +72,7 @@ pub fn run(seed: u64, media: Media) -> Result<Summary, Violation> {
         acks: world.acks,
         reads: world.reads,
         hosts: world.hosts.len() as u64,
+        changes: world.changes,
     })
 }
 
@@ -97,7 +103,7 @@ impl World {
 
     /// Nodes come back after a while.
     fn mend(&mut self) -> Result<(), Violation> {
-        for node in 0..self.nodes.len() {
+        for node in self.living_nodes() {
             if self.nodes[node].up && self.random.one_in(3) {
                 self.restart_closed(node)?;
             }
@@ -122,7 +128,7 @@ impl World {
     }
 
     fn trouble(&mut self, kind: usize) -> Result<(), Violation> {
-        let node = self.random.below(self.nodes.len() as u64) as usize;
+        let node = self.some_node();
         let living: Vec<usize> = (0..self.hosts.len())
             .filter(|h| self.hosts[*h].alive && !self.hosts[*h].over)
             .collect();
@@ -165,7 +171,13 @@ impl World {
                 Some(disk) => disk.fail_at(self.random.below(30)),
                 None => self.nodes[node].closed = self.random.one_in(2),
             },
-            _ => self.spoil(),
+            11 => self.spoil(),
+            _ => {
+                if !living.is_empty() {
+                    let host = *self.random.pick(&living);
+                    self.administer(host)?;
+                }
+            }
         }
         Ok(())
     }
@@ -197,7 +209,7 @@ impl World {
             // other members.
             self.kill_host(host);
             let newer = self.start_host()?;
-            let node = self.random.below(self.nodes.len() as u64) as usize;
+            let node = self.some_node();
             let long = self.now + self.random.between(20, 200) * MS;
             self.cut_until.insert((newer, node), long);
         } else if let Some(leaving) = leaving
@@ -258,12 +270,17 @@ impl World {
 
     /// A block of the first member goes bad.
     fn spoil(&mut self) {
-        let blocks: Vec<_> = self.nodes[0].blocks.keys().copied().collect();
-        if self.shape.data < 2 || blocks.is_empty() {
+        let data = self.known.iter().filter(|m| m.role == Role::Data);
+        let Some(first) = data.clone().next().filter(|_| data.count() > 1) else {
+            return;
+        };
+        let node = first.id.nonce as usize - 1;
+        let blocks: Vec<_> = self.nodes[node].blocks.keys().copied().collect();
+        if blocks.is_empty() {
             return;
         }
         let block = *self.random.pick(&blocks);
-        if let Some(stored) = self.nodes[0].blocks.get_mut(&block) {
+        if let Some(stored) = self.nodes[node].blocks.get_mut(&block) {
             stored.bad = !stored.torn;
         }
     }
@@ -275,7 +292,7 @@ impl World {
         self.cut_until.clear();
         self.hosts.iter_mut().for_each(|h| h.reads_only = false);
         self.connections.iter_mut().for_each(|c| c.latency = 0);
-        for node in 0..self.nodes.len() {
+        for node in self.living_nodes() {
             if let Some(disk) = &mut self.nodes[node].disk {
                 disk.mend();
             }
@@ -318,18 +335,18 @@ impl World {
     fn has_lost_member(&self, host: usize) -> bool {
         let initiator = &self.hosts[host].initiator;
         let epoch = initiator.epoch();
-        let lost = |n: &super::node::Node| {
-            n.state.promised != epoch && n.state.promised.number >= epoch.number
-        };
-        initiator.phase() == Phase::Open && self.nodes.iter().any(lost)
+        let lost = |n: &Node| n.state.promised != epoch && n.state.promised.number >= epoch.number;
+        let mut nodes = self.nodes.iter().filter(|n| !n.gone);
+        initiator.phase() == Phase::Open && nodes.any(lost)
     }
 
     fn has_converged(&self, host: usize) -> bool {
         let initiator = &self.hosts[host].initiator;
         let all = initiator
             .configuration()
-            .is_some_and(|c| c.in_sync.len() == self.shape.data);
-        initiator.phase() == Phase::Open && all
+            .is_some_and(|c| c.in_sync.len() == c.data_members() && c.previous.is_empty());
+        let changes = self.hosts[host].newcomer.is_some();
+        initiator.phase() == Phase::Open && all && !changes
     }
 
     /// What is not right yet: clients that wait, members out of sync, copies that differ.
@@ -341,7 +358,9 @@ impl World {
         if !self.has_converged(host) {
             return Some(format!("not all are in sync: {status:?}"));
         }
-        let data: Vec<_> = self.nodes.iter().filter(|n| n.is_data()).collect();
+        let is_member = |n: &&Node| self.known.iter().any(|m| m.id == n.state.id);
+        let data = self.nodes.iter().filter(|n| n.is_data());
+        let data: Vec<_> = data.filter(is_member).collect();
         let other = data.iter().find(|n| n.blocks != data[0].blocks)?;
         let (a, b) = (&data[0].blocks, &other.blocks);
         let (one, two) = (&data[0].state, &other.state);

@@ -292,10 +292,11 @@ impl Ledger {
 
     /// I4: over every set of members an attach would find everything that is acknowledged.
     pub(super) fn check_recoverable(&self, nodes: &[Node]) -> Result<(), Violation> {
+        let nodes: Vec<&Node> = nodes.iter().filter(|n| !n.gone).collect();
         for set in 1..1_u32 << nodes.len() {
             let members: Vec<&Node> = (0..nodes.len())
                 .filter(|n| set & (1 << n) != 0)
-                .map(|n| &nodes[n])
+                .map(|n| nodes[n])
                 .collect();
             let configurations = members
                 .iter()
@@ -304,9 +305,7 @@ impl Ledger {
                 continue;
             };
             self.check_set(&members, best)?;
-            if nodes.len() == 3 {
-                self.check_committed_is_reachable(&members, best, nodes.len())?;
-            }
+            self.check_committed_is_reachable(&members, best)?;
         }
         Ok(())
     }
@@ -343,26 +342,28 @@ impl Ledger {
         Ok(())
     }
 
-    /// I4, second half: three members only.
+    /// I4, second half: three members only. While they change, an attach needs a majority of both sets.
     fn check_committed_is_reachable(
         &self,
         members: &[&Node],
         best: &Configuration,
-        all: usize,
     ) -> Result<(), Violation> {
         let Some(committed) = &self.committed else {
             return Ok(());
         };
+        let is_joint = !committed.previous.is_empty() || !best.previous.is_empty();
+        if committed.members.len() != 3 || is_joint || best.members != committed.members {
+            return Ok(());
+        }
+        let has = |id| members.iter().any(|n| n.state.id == id);
         let complete_of = |c: &Configuration| {
             let complete =
                 |n: &&&Node| c.in_sync.contains(&n.state.id) && n.state.state.is_complete();
             members.iter().filter(complete).count()
         };
-        let is_majority = members.len() * 2 > all;
-        if !is_majority || complete_of(committed) < committed.recovery_quorum() {
+        if !committed.is_majority(has) || complete_of(committed) < committed.recovery_quorum() {
             return Ok(());
         }
-        let has = |id| members.iter().any(|n| n.state.id == id);
         if best.is_quorum(has) && complete_of(best) >= best.recovery_quorum() {
             return Ok(());
         }

@@ -19,7 +19,7 @@ pub(super) struct Shape {
 }
 
 /// What can go wrong, in the order of [`Profile::weights`].
-const KINDS: usize = 12;
+const KINDS: usize = 13;
 
 /// What a schedule is like.
 #[derive(Clone, Debug)]
@@ -63,7 +63,7 @@ impl Profile {
         let shape = *random.pick(&SHAPES);
         let may_be_full = random.one_in(6);
         let mut weights = [0; KINDS];
-        for weight in &mut weights {
+        for weight in &mut weights[..12] {
             *weight = random.below(4) * random.below(4);
         }
         // Only in schedules of their own: full devices; the same for evicted ones.
@@ -86,7 +86,7 @@ impl Profile {
             read_timeout: ms(random.between(3, 60)),
             io_timeout: random.one_in(3).then(|| ms(random.between(50, 300))),
         };
-        Profile {
+        let mut profile = Profile {
             shape,
             options,
             length: random.between(300, 900) * MS,
@@ -95,7 +95,12 @@ impl Profile {
             may_be_full,
             takeovers: random.one_in(3),
             attach_deaths: *random.pick(&[0, 0, 2, 4, 8]),
+        };
+        // Drawn last: schedules without an administrator are as they were.
+        if random.one_in(3) {
+            profile.weights[12] = random.between(1, 12);
         }
+        profile
     }
 
     /// Troubles that are switches of the model alone: full devices, evicted members, spoiled blocks.

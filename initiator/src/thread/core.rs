@@ -133,6 +133,16 @@ impl Core {
                             self.connections.reconnect(engine, connection, link);
                         }
                     }
+                    Effect::Connect { member } => {
+                        tracing::warn!(volume = %volume.spec.id, device = %member.device,
+                            "a configuration names a member that is not among the volume's");
+                    }
+                    Effect::MembersChanged { removed } => {
+                        tracing::info!(volume = %volume.spec.id, ?removed, "the members changed");
+                    }
+                    Effect::MembersChangeRefused { reason } => {
+                        tracing::warn!(volume = %volume.spec.id, %reason, "the members do not change");
+                    }
                     Effect::MemberChanged { member, condition } => {
                         if volume.note_condition(member, condition) {
                             tracing::info!(volume = %volume.spec.id, name = volume.spec.name,

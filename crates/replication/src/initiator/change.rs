@@ -40,19 +40,14 @@ impl<P: Clone> Initiator<P> {
         c.in_sync.contains(&member) && stay > self.min_in_sync() && stay > 1
     }
 
-    /// C2: makes the next configuration if one is wanted and C3 allows it.
+    /// C2, C6: makes the next configuration if one is wanted and C3 allows it.
     pub(super) fn propose(&mut self) {
         if self.proposal.is_some() {
             return;
         }
         let Some(c) = &self.committed else { return };
-        let Some(in_sync) = self.next_in_sync(c) else {
+        let Some(next) = self.next_configuration(c) else {
             return;
-        };
-        let next = Configuration {
-            generation: Generation(c.generation.0 + 1),
-            in_sync,
-            ..c.clone()
         };
         // C3: every acknowledged write is on a write quorum of what remains, before anyone hears of it.
         let acknowledged = self.stream.acknowledged;
@@ -61,45 +56,73 @@ impl<P: Clone> Initiator<P> {
         if holders < next.write_quorum() && !is_broken(Fault::ProposeUnguarded) {
             return;
         }
+        if next.members != c.members {
+            self.change
+                .iter_mut()
+                .for_each(|change| change.is_proposed = true);
+        }
         self.reads.recheck(&self.peers, &next);
         self.proposal = Some(Proposal::new(next));
+    }
+
+    /// Who leaves comes first: a dead member must not hold up what follows.
+    fn next_configuration(&self, c: &Configuration) -> Option<Configuration> {
+        let next = |in_sync| Configuration {
+            generation: Generation(c.generation.0 + 1),
+            in_sync,
+            ..c.clone()
+        };
+        if let Some(in_sync) = self.without_leaving(c) {
+            return Some(next(in_sync));
+        }
+        if !c.previous.is_empty() {
+            // C6: the follow-up, also of a change that an attach found.
+            return Some(Configuration {
+                previous: Vec::new(),
+                ..next(c.in_sync.clone())
+            });
+        }
+        if let Some(changed) = self.with_members_changed(c) {
+            return Some(changed);
+        }
+        self.with_ready(c).map(next)
     }
 
     fn peer(&self, id: MemberId) -> Option<&Peer> {
         self.peers.iter().find(|p| p.member.id == id)
     }
 
-    /// The in-sync set without those that leave, or else with one that is ready. None: no change.
-    fn next_in_sync(&self, c: &Configuration) -> Option<Vec<MemberId>> {
+    /// The in-sync set without those that leave. None: nobody does.
+    fn without_leaving(&self, c: &Configuration) -> Option<Vec<MemberId>> {
         let leaves = |id: &&MemberId| self.peer(**id).is_some_and(|p| p.leaving);
+        if !c.in_sync.iter().any(|id| leaves(&id)) {
+            return None;
+        }
         let mut in_sync: Vec<_> = c.in_sync.iter().filter(|id| !leaves(id)).copied().collect();
         if in_sync.is_empty() {
             // All refuse writes. C2: never empty; the one that holds most stays.
             let holds = |id: &&MemberId| self.peer(**id).map(|p| p.answered);
             in_sync.extend(c.in_sync.iter().max_by_key(holds));
         }
-        if in_sync.len() < c.in_sync.len() {
-            return Some(in_sync);
-        }
-        // R5.
-        let is_ready = |p: &Peer| {
-            (p.ready || is_broken(Fault::ProposeEarly) && p.resync.is_some())
-                && p.in_stream
-                && p.usable()
-        };
+        (in_sync.len() < c.in_sync.len()).then_some(in_sync)
+    }
+
+    /// The in-sync set with one more that fulfils R5.
+    fn with_ready(&self, c: &Configuration) -> Option<Vec<MemberId>> {
         let joins = |m: &MemberId| {
             c.role_of(*m) == Some(Role::Data)
                 && !c.in_sync.contains(m)
-                && self.peer(*m).is_some_and(is_ready)
+                && self.peer(*m).is_some_and(Peer::is_ready)
         };
         let new = c.members.iter().map(|m| m.id).find(joins)?;
+        let mut in_sync = c.in_sync.clone();
         in_sync.push(new);
         in_sync.sort();
         Some(in_sync)
     }
 
     /// The newest configuration of this epoch.
-    fn newest(&self) -> Option<&Configuration> {
+    pub(super) fn newest(&self) -> Option<&Configuration> {
         self.proposal
             .as_ref()
             .map(|p| &p.configuration)
@@ -141,6 +164,11 @@ impl<P: Clone> Initiator<P> {
 
     /// C5: where a majority could miss the new in-sync set, that set must have stored it first (holes 14).
     fn may_send_outside(&self, p: &Configuration) -> bool {
+        // The follow-up of a change of members asks no more of an attach than what is committed.
+        let joint = self.committed.as_ref().filter(|c| !c.previous.is_empty());
+        if p.previous.is_empty() && joint.is_some_and(|c| c.in_sync == p.in_sync) {
+            return true;
+        }
         let (members, in_sync) = (p.members.len(), p.in_sync.len());
         let quorum = members / 2 + 1;
         let could_miss = quorum + in_sync < members + p.recovery_quorum();
@@ -189,12 +217,17 @@ impl<P: Clone> Initiator<P> {
         };
         let order = proposal.order;
         let stored = |id| self.peer(id).is_some_and(|p| p.stored >= order);
-        if !proposal.configuration.is_quorum(stored) {
+        let commits = proposal.configuration.is_quorum(stored)
+            || is_broken(Fault::CommitSingle) && proposal.configuration.is_majority(stored);
+        if !commits {
             return;
         }
         let before = self.committed.take();
         self.committed = self.proposal.take().map(|p| p.configuration);
         self.apply_commit(before.as_ref(), effects);
+        if let Some(before) = &before {
+            self.note_members(before, effects);
+        }
         if self.phase == Phase::Starting {
             self.opened(now, effects);
         } else {
@@ -206,10 +239,11 @@ impl<P: Clone> Initiator<P> {
     }
 
     fn apply_commit(&mut self, before: Option<&Configuration>, effects: &mut Effects<P>) {
-        let Some(committed) = &self.committed else {
+        let Some(committed) = self.committed.clone() else {
             return;
         };
-        let in_sync = committed.in_sync.clone();
+        let newcomer = self.newcomer();
+        let in_sync = &committed.in_sync;
         for n in 0..self.peers.len() {
             let peer = &mut self.peers[n];
             let is_in = in_sync.contains(&peer.member.id);
@@ -219,6 +253,11 @@ impl<P: Clone> Initiator<P> {
                 peer.resync = None;
             } else {
                 peer.leaving = false;
+                if committed.role_of(peer.member.id).is_none() && newcomer != Some(peer.member.id) {
+                    // C6: a removed member only stores configurations from here on.
+                    peer.resync = None;
+                    peer.ready = false;
+                }
                 // Outside the set only a resync puts a member into the stream (R2).
                 peer.in_stream &= peer.resync.is_some();
             }

@@ -8,11 +8,12 @@ impl<P: Clone> Initiator<P> {
     /// committed configuration has answered in this epoch.
     pub(super) fn lease_until(&self) -> Option<Time> {
         let c = self.committed.as_ref()?;
+        // A configuration names no more than that, the previous members included.
         let mut times = [Time(0); MEMBERS_MAX * 2];
         let mut count = 0;
         for peer in &self.peers {
             if let Some(renewed) = peer.renewed
-                && count < times.len()
+                && c.names(peer.member.id)
             {
                 times[count] = renewed;
                 count += 1;

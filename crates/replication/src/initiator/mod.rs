@@ -14,6 +14,7 @@
 mod attach;
 mod change;
 mod lease;
+mod membership;
 mod peer;
 mod read;
 mod replies;
@@ -25,19 +26,20 @@ mod types;
 use core::time::Duration;
 use std::collections::VecDeque;
 
-use crate::configuration::{Configuration, Member, Role};
+use crate::configuration::{Configuration, Member};
 use crate::message::{Reply, Request, RequestId};
 use crate::values::{Epoch, EpochNumber, MEMBERS_MAX, MemberId, Position, Sequence, Time};
 
 use crate::faults::{Fault, is_broken};
 use attach::Attach;
 use change::Proposal;
+use membership::Change;
 use peer::Peer;
 use read::Reads;
 use stream::Stream;
 pub use types::{
-    Effect, Event, IoError, MemberCondition, MemberStatus, Options, OverReason, Phase, Status,
-    Ticket,
+    ChangeRefusal, Effect, Event, IoError, MemberCondition, MemberStatus, Options, OverReason,
+    Phase, Status, Ticket,
 };
 
 /// Effects in the order in which they are to be carried out.
@@ -60,6 +62,7 @@ pub struct Initiator<P> {
     attach: Attach,
     committed: Option<Configuration>,
     proposal: Option<Proposal>,
+    change: Option<Change>,
     /// Members that start in this epoch (A7).
     start: Vec<MemberId>,
     stream: Stream<P>,
@@ -72,8 +75,9 @@ pub struct Initiator<P> {
     seen: Time,
 }
 
-/// The most members that a volume may have at a time, those being replaced included.
-const PEERS_MAX: usize = 2 * MEMBERS_MAX;
+/// The most members that are known at a time: those of a configuration with its previous ones, and as
+/// many that the shell or older configurations name. Sets of them are bits of a `u32`.
+const PEERS_MAX: usize = 4 * MEMBERS_MAX;
 /// How long a member that cannot take part (no replica, device closed) is left alone.
 const FENCE_RETRY: Duration = Duration::from_secs(1);
 
@@ -81,7 +85,7 @@ impl<P: Clone> Initiator<P> {
     /// A volume that is not attached yet. `members` are those that the shell can reach.
     ///
     /// # Panics
-    /// If there are more than a configuration and its predecessor can name.
+    /// If there are more than two configurations with their previous members can name.
     pub fn new(size_blocks: u64, members: Vec<Member>, options: Options) -> Initiator<P> {
         let mut members = members;
         members.sort();
@@ -99,6 +103,7 @@ impl<P: Clone> Initiator<P> {
             attach: Attach::default(),
             committed: None,
             proposal: None,
+            change: None,
             start: Vec::new(),
             reads: Reads::default(),
             next_id: 0,
@@ -159,6 +164,8 @@ impl<P: Clone> Initiator<P> {
                 }
             }
             Event::Fenced { member, promised } => self.fenced(now, member, promised, effects),
+            Event::ChangeMembers { add, remove } => self.change_members(add, remove, effects),
+            Event::CancelChange => self.end_change(ChangeRefusal::Cancelled, effects),
             Event::Timer => {}
             Event::Detach => self.detaching = true,
         }
@@ -270,6 +277,10 @@ impl<P: Clone> Initiator<P> {
             OverReason::Fenced { by } => IoError::Fenced { by: *by },
             _ => IoError::NotAttached,
         };
+        if self.change.take().is_some() {
+            let reason = ChangeRefusal::Interrupted;
+            effects.push_back(Effect::MembersChangeRefused { reason });
+        }
         self.stream.fail_all(&error, effects);
         self.reads.fail_all(&error, effects);
         effects.push_back(Effect::Over { reason });
@@ -277,10 +288,13 @@ impl<P: Clone> Initiator<P> {
 
     /// W1: writes are issued while at least so many members are in sync.
     fn min_in_sync(&self) -> usize {
-        let configuration = self.committed.as_ref();
-        let data = configuration.map_or(0, |c| {
-            c.members.iter().filter(|m| m.role == Role::Data).count()
-        });
+        self.committed
+            .as_ref()
+            .map_or(1, |c| self.min_in_sync_of(c))
+    }
+
+    fn min_in_sync_of(&self, c: &Configuration) -> usize {
+        let data = c.data_members();
         let default = if data >= 3 { 2 } else { 1 };
         self.options.min_in_sync.unwrap_or(default).min(data.max(1))
     }

@@ -1,6 +1,7 @@
 //! What the initiator knows of a member.
 
 use crate::configuration::{Generation, Member, MemberState};
+use crate::faults::{Fault, is_broken};
 use crate::initiator::resync::Resync;
 use crate::message::{BlockPosition, RequestId};
 use crate::values::{EpochNumber, Pass, Sequence, Time};
@@ -76,6 +77,8 @@ pub(super) struct Peer {
     pub(super) ready: bool,
     pub(super) last_pass: Pass,
     pub(super) resync: Option<Resync>,
+    /// No configuration names it any more; its place is free.
+    pub(super) retired: bool,
     /// Sending time of the newest request that counts for the lease and was answered (L1).
     pub(super) renewed: Option<Time>,
 }
@@ -111,6 +114,7 @@ impl Peer {
             ready: false,
             last_pass: Pass(0),
             resync: None,
+            retired: false,
             renewed: None,
         }
     }
@@ -118,6 +122,12 @@ impl Peer {
     /// Requests may be sent to it.
     pub(super) fn usable(&self) -> bool {
         self.attached && !self.fenced
+    }
+
+    /// R5: it may be proposed as in sync.
+    pub(super) fn is_ready(&self) -> bool {
+        let early = is_broken(Fault::ProposeEarly) && self.resync.is_some();
+        (self.ready || early) && self.in_stream && self.usable()
     }
 
     /// A new epoch is asked for: nothing of the older one counts any more.

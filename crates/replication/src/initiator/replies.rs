@@ -2,8 +2,9 @@
 
 use core::time::Duration;
 
+use crate::configuration::Role;
 use crate::initiator::peer::Answer;
-use crate::initiator::{Effect, Effects, FENCE_RETRY, Initiator, OverReason, Phase};
+use crate::initiator::{ChangeRefusal, Effect, Effects, FENCE_RETRY, Initiator, OverReason, Phase};
 use crate::message::{ReadData, ReadError, Refusal, Reply, RequestId};
 use crate::values::{EpochNumber, MemberId, Time};
 
@@ -60,7 +61,12 @@ impl<P: Clone> Initiator<P> {
             } => {
                 // M1: of this attempt, not of an older one.
                 if epoch == self.epoch && !matches!(self.phase, Phase::Idle | Phase::Over) {
-                    if state.role == crate::configuration::Role::Data {
+                    let is_newcomer = self.newcomer() == Some(member);
+                    if is_newcomer && size_blocks < self.size_blocks && state.role == Role::Data {
+                        self.end_change(ChangeRefusal::TooSmall, effects);
+                        return;
+                    }
+                    if state.role == Role::Data {
                         self.size_blocks = self.size_blocks.min(size_blocks);
                     }
                     self.promised(now, n, Answer { state, torn }, effects);
@@ -228,6 +234,11 @@ impl<P: Clone> Initiator<P> {
         self.reads.lost(n);
         self.resync_source_lost(n);
         self.condition_changed(n, effects);
+        if self.newcomer() == Some(self.peers[n].member.id) {
+            let by = self.highest;
+            self.end_change(ChangeRefusal::Fenced { by }, effects);
+            return;
+        }
         let reachable = |id| self.peers.iter().any(|p| p.member.id == id && !p.fenced);
         let proposed = self.proposal.as_ref().map(|p| &p.configuration);
         let mut both = self.committed.iter().chain(proposed);

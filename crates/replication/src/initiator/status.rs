@@ -74,7 +74,10 @@ impl<P: Clone> Initiator<P> {
             configuration: c.cloned(),
             waiting: self.phase == Phase::Open && !enough,
             acknowledged: self.acknowledged(),
-            members: (0..self.peers.len()).map(member).collect(),
+            members: (0..self.peers.len())
+                .filter(|n| !self.peers[*n].retired)
+                .map(member)
+                .collect(),
         }
     }
 }

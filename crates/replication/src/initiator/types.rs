@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use crate::configuration::{Configuration, Role};
+use crate::configuration::{Configuration, Member, Role};
 use crate::message::{Content, ReadData, ReadError, Reply, Request};
 use crate::values::{BlockRange, Epoch, EpochNumber, MemberId, Position, Time};
 
@@ -121,6 +121,17 @@ pub enum Event<P> {
         /// Where.
         range: BlockRange,
     },
+    /// C6: change who the members are. Both together replace a member. Answered by
+    /// [`Effect::MembersChanged`] or [`Effect::MembersChangeRefused`].
+    ChangeMembers {
+        /// Who becomes a member. Its replica has been made, as large as the volume, and no
+        /// configuration has been given to it.
+        add: Option<Member>,
+        /// Who is one no more.
+        remove: Option<MemberId>,
+    },
+    /// Give up a change of members that has not been proposed yet (C1: a proposal is never withdrawn).
+    CancelChange,
     /// [`super::Initiator::next_timer`] has come.
     Timer,
     /// Finish what is under way and end.
@@ -173,6 +184,71 @@ pub enum Effect<P> {
         /// How it stands now.
         condition: MemberCondition,
     },
+    /// Connect to a member that the shell was not told of when the volume was attached, and report
+    /// [`Event::Up`]: a newcomer, or one that a configuration names (A1).
+    Connect {
+        /// Which member.
+        member: MemberId,
+    },
+    /// C6: the member set has changed, here or because an attach found a change half done. From now on,
+    /// and not before, the removed member may drop its data; its connection is not used any more. An
+    /// attachment that ends between the commit and this effect leaves it unsaid: whoever keeps book of
+    /// members compares it with the committed configuration after [`Effect::Opened`].
+    MembersChanged {
+        /// Who is a member no more.
+        removed: Option<MemberId>,
+    },
+    /// A change of members does not take place, or not by this attachment.
+    MembersChangeRefused {
+        /// Why.
+        reason: ChangeRefusal,
+    },
+}
+
+/// Why members do not change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ChangeRefusal {
+    /// The volume is not open, or is being detached.
+    #[error("the volume is not open")]
+    NotOpen,
+    /// Another change has not ended: its newcomer is not in sync yet, or its configuration still names
+    /// the previous members. Try again later.
+    #[error("another change of members is under way")]
+    UnderWay,
+    /// Nobody is added or removed.
+    #[error("nobody is to be added or removed")]
+    Nothing,
+    /// The member to remove is none.
+    #[error("the member to remove is not a member")]
+    Unknown,
+    /// The member to add is one already.
+    #[error("the member to add is a member already")]
+    Duplicate,
+    /// More members than a configuration may name.
+    #[error("too many members")]
+    TooMany,
+    /// No data member would be left.
+    #[error("no data member would be left")]
+    NoDataMember,
+    /// The in-sync set would become too small for writes, or empty.
+    #[error("too few members would be in sync")]
+    TooFewInSync,
+    /// The newcomer has promised a newer epoch.
+    #[error("the new member is fenced by epoch {}", by.0)]
+    Fenced {
+        /// Which.
+        by: EpochNumber,
+    },
+    /// The newcomer's replica is smaller than the volume.
+    #[error("the new member's replica is smaller than the volume")]
+    TooSmall,
+    /// It was cancelled.
+    #[error("cancelled")]
+    Cancelled,
+    /// The attachment ended. What was not proposed does not take place; else the next attachment
+    /// finishes it, or finds nothing of it.
+    #[error("the attachment ended before the change was done")]
+    Interrupted,
 }
 
 /// Why a client's request failed.

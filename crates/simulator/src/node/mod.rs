@@ -57,6 +57,8 @@ pub(super) struct Node {
     pub(super) full: bool,
     pub(super) closed: bool,
     pub(super) evicted: bool,
+    /// It was deleted: it answers nothing any more.
+    pub(super) gone: bool,
     /// The first configurations of epochs that were stored here, to be looked at by the checks.
     pub(super) started: Vec<(Epoch, Vec<MemberId>)>,
     /// The store that the model is compared with.
@@ -76,6 +78,7 @@ impl Node {
             full: false,
             closed: false,
             evicted: false,
+            gone: false,
             started: Vec::new(),
             disk: None,
         }

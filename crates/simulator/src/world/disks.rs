@@ -16,6 +16,7 @@ impl World {
             let disk = Disk::new(&mut self.random, &node.state, &mixes);
             node.disk = Some(Box::new(disk));
         }
+        self.mixes = Some(mixes);
     }
 
     pub(super) fn disk_receive(&mut self, node: usize, queued: Queued) -> Result<(), Violation> {

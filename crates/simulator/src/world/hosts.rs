@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use ashlar_replication::configuration::Member;
 use ashlar_replication::initiator::{Effect, Effects, Event, Initiator, Phase, Ticket};
 use ashlar_replication::message::{Content, Request};
 use ashlar_replication::values::{Block, BlockRange, Epoch, Sequence, Time};
@@ -14,11 +13,8 @@ use super::{Happening, Host, MS, ToMember, Waiting, World};
 
 impl World {
     pub(crate) fn start_host(&mut self) -> Result<usize, Violation> {
-        let members = self.nodes.iter().map(|n| Member {
-            id: n.state.id,
-            role: n.state.role,
-        });
-        let initiator = Initiator::new(SIZE_BLOCKS, members.collect(), self.options.clone());
+        let members = self.known.clone();
+        let initiator = Initiator::new(SIZE_BLOCKS, members.clone(), self.options.clone());
         let ppm = i64::from(self.options.clock_drift_ppm);
         let host = self.hosts.len();
         self.hosts.push(Host {
@@ -34,12 +30,12 @@ impl World {
             waiting: BTreeMap::new(),
             acknowledged: (Epoch::default(), Sequence(0)),
             configuration: None,
+            newcomer: None,
         });
         let seed = self.random.next();
         self.feed(host, Event::Attach { seed })?;
-        for node in 0..self.nodes.len() {
-            let at = self.now + self.random.delay(self.network_ns);
-            self.schedule(at, Happening::Connect { host, node });
+        for member in members {
+            self.connect_to(host, member.id);
         }
         self.schedule(self.now, Happening::Client { host });
         self.schedule(self.now, Happening::Renew { host });
@@ -134,7 +130,7 @@ impl World {
                 epoch: host.initiator.epoch(),
                 committed,
             };
-            let nodes = self.nodes.iter().enumerate();
+            let nodes = self.nodes.iter().enumerate().filter(|(_, n)| !n.gone);
             for (_, node) in nodes.filter(|(n, _)| only.is_none_or(|o| o == *n)) {
                 self.ledger.check_in_sync(node, &attached)?;
             }
@@ -207,7 +203,10 @@ impl World {
                     self.ledger.read(range, &at_least, &data)?;
                 }
             }
-            Effect::Opened { epoch } => self.ledger.opened(epoch)?,
+            Effect::Opened { epoch } => {
+                self.ledger.opened(epoch)?;
+                self.note_members(host);
+            }
             Effect::Over { .. } => {
                 self.hosts[host].over = true;
                 if !self.hosts[host].waiting.is_empty() {
@@ -222,6 +221,9 @@ impl World {
                 }
             }
             Effect::MemberChanged { .. } => {}
+            Effect::Connect { member } => self.connect_to(host, member),
+            Effect::MembersChanged { removed } => self.members_changed(host, removed),
+            Effect::MembersChangeRefused { reason } => self.change_refused(host, reason),
         }
         Ok(())
     }

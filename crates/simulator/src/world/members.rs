@@ -183,6 +183,6 @@ impl World {
     }
 
     pub(crate) fn restart(&mut self, node: usize) {
-        self.nodes[node].up = true;
+        self.nodes[node].up = !self.nodes[node].gone;
     }
 }

@@ -1,5 +1,6 @@
 //! Members, initiators, clients and the network between them, in one queue of happenings.
 
+mod administrator;
 mod disks;
 mod hosts;
 mod members;
@@ -18,6 +19,7 @@ use ashlar_replication::values::{
 };
 
 use super::ledger::{Ledger, Violation};
+use super::node::disk::Mixes;
 use super::node::{Node, Payload, Queued};
 use super::profile::Profile;
 pub(super) use super::profile::{MS, Shape};
@@ -134,14 +136,21 @@ pub(super) struct Host {
     waiting: BTreeMap<u64, Waiting>,
     acknowledged: (Epoch, Sequence),
     configuration: Option<Configuration>,
+    /// The replica that was made to be added.
+    pub(super) newcomer: Option<usize>,
 }
 
 pub(super) struct World {
     pub(super) now: u64,
     pub(super) random: Random,
-    pub(super) shape: Shape,
     pub(super) options: Options,
+    /// Every replica that was ever made.
     pub(super) nodes: Vec<Node>,
+    /// The members by the newest committed configuration that was reported.
+    pub(super) known: Vec<Member>,
+    known_order: (EpochNumber, Generation),
+    /// Of the stores, where there are any.
+    mixes: Option<Mixes>,
     pub(super) hosts: Vec<Host>,
     pub(super) connections: Vec<Connection>,
     pub(super) ledger: Ledger,
@@ -165,6 +174,8 @@ pub(super) struct World {
     pub(super) garbage: u64,
     pub(super) acks: u64,
     pub(super) reads: u64,
+    /// Changes of members that were done.
+    pub(super) changes: u64,
     contents: u64,
     tickets: u64,
     order: u64,
@@ -214,9 +225,11 @@ impl World {
         World {
             now: 0,
             random,
-            shape,
             options,
             nodes: members.iter().map(node).collect(),
+            known: members,
+            known_order: (EpochNumber(0), Generation(0)),
+            mixes: None,
             hosts: Vec::new(),
             connections: Vec::new(),
             ledger: Ledger::default(),
@@ -234,6 +247,7 @@ impl World {
             garbage: 1 << 40,
             acks: 0,
             reads: 0,
+            changes: 0,
             contents: 0,
             tickets: 0,
             order: 0,

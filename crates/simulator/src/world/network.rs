@@ -15,7 +15,7 @@ impl World {
             connections,
             ..
         } = &self.hosts[host];
-        if !alive || *over || connections[node].is_some() {
+        if !alive || *over || connections[node].is_some() || self.nodes[node].gone {
             return Ok(());
         }
         let cut = self.cut_until.get(&(host, node)).copied().unwrap_or(0);

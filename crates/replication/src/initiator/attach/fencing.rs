@@ -95,7 +95,13 @@ impl<P: Clone> Initiator<P> {
         peer.stored = stored.map(Configuration::order).unwrap_or_default();
         peer.torn.clone_from(&answer.torn);
         match self.phase {
-            Phase::Fencing => peer.answer = Some(answer),
+            Phase::Fencing => {
+                let found = answer.state.configuration.clone();
+                peer.answer = Some(answer);
+                if let Some(found) = found {
+                    self.learn_members(&found, effects);
+                }
+            }
             // A3: whoever answers later is fenced, but stands outside S.
             Phase::Equalising | Phase::WaitingLease => {}
             _ => self.rejoin(now, n, &answer, effects),
@@ -128,7 +134,9 @@ impl<P: Clone> Initiator<P> {
                 .iter()
                 .any(|p| p.member.id == id && p.answer.is_some())
         };
-        if !best.is_quorum(answered) {
+        let is_quorum = best.is_quorum(answered)
+            || is_broken(Fault::AttachSingle) && best.is_majority(answered);
+        if !is_quorum {
             self.attach.quorum_at = None;
             self.attach.ready_at = None;
             return false;

@@ -34,10 +34,16 @@ impl<P: Clone> Initiator<P> {
             in_sync.sort();
         }
         self.start = start;
+        let previous = if is_broken(Fault::AttachSingle) {
+            Vec::new()
+        } else {
+            best.previous
+        };
         let configuration = Configuration {
             epoch: self.epoch.number,
             generation: Generation(best.generation.0 + 1),
             in_sync,
+            previous,
             ..best
         };
         self.learn_roles(&configuration);

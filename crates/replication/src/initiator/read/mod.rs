@@ -92,6 +92,17 @@ impl<P> Reads<P> {
         self.repairs.retain(|repair| repair.source != n);
     }
 
+    /// The peer's place goes to another member.
+    pub(super) fn forget(&mut self, n: usize) {
+        self.lost(n);
+        self.latency[n] = 0;
+        self.repairs.retain(|repair| !repair.is_at(n));
+        for read in &mut self.reads {
+            read.failed &= !bit(n);
+            read.bad.retain(|bad| !bad.is_at(n));
+        }
+    }
+
     /// C4: from the first send of a proposal reads go only to members of both configurations; an answer
     /// that is under way from another member does not count.
     pub(super) fn recheck(&mut self, peers: &[Peer], proposal: &Configuration) {

@@ -19,6 +19,10 @@ pub(super) struct Bad {
 }
 
 impl Bad {
+    pub(super) fn is_at(&self, n: usize) -> bool {
+        self.peer == n
+    }
+
     /// The copy that the error is about, if another one can repair it.
     pub(super) fn of(peer: usize, error: ReadError) -> Option<Bad> {
         match error {
@@ -40,6 +44,12 @@ pub(super) struct Repair {
     bad: Bad,
     id: RequestId,
     pub(super) source: usize,
+}
+
+impl Repair {
+    pub(super) fn is_at(&self, n: usize) -> bool {
+        self.bad.is_at(n)
+    }
 }
 
 impl<P: Clone> Initiator<P> {

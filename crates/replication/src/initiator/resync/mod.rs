@@ -108,20 +108,25 @@ impl<P: Clone> Initiator<P> {
         }
     }
 
-    /// R1: a committed configuration leaves the member out, it has stored that, and no proposal names it.
+    /// R1: a committed configuration leaves the member out, it has stored that, and no proposal names it. A
+    /// newcomer is named by none, and stores the first one that names it.
     fn may_resync(&self, now: Time, n: usize) -> bool {
         let peer = &self.peers[n];
         let Some(c) = &self.committed else {
             return false;
         };
         let id = peer.member.id;
+        let is_left_out = if self.newcomer() == Some(id) {
+            peer.member.role == Role::Data
+        } else {
+            c.role_of(id) == Some(Role::Data) && peer.stored >= c.order()
+        };
         peer.usable()
             && !peer.ready
             && peer.resync.is_none()
             && peer.retry_at <= now
-            && c.role_of(id) == Some(Role::Data)
+            && is_left_out
             && !self.is_counted(id)
-            && peer.stored >= c.order()
     }
 
     /// R2: from here on the member receives the stream.
