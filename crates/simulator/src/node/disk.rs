@@ -437,6 +437,7 @@ impl Disk {
         unanswered.extend(pending.into_values().map(|(queued, _)| queued));
         self.waiting.clear();
         self.done.clear();
+        self.store.abandon(&mut self.device);
         self.store = Store::open(&mut self.device, Box::new(self.index.clone()), self.options)
             .map_err(|error| format!("after {loss:?} the store does not open: {error}"))?;
         self.store.check_invariants();
@@ -526,4 +527,10 @@ fn bytes_of(request: &Request<Payload>, mixes: &Mixes) -> Request<Bytes> {
         Content::Zeros => Content::Zeros,
         Content::Data(ids) => Content::Data(Bytes::of(&ids, mixes)),
     })
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        self.store.abandon(&mut self.device);
+    }
 }

@@ -14,6 +14,7 @@
 mod index;
 mod medium;
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::rc::Rc;
@@ -28,7 +29,12 @@ use medium::{Medium, read_pages, write_pages};
 const SECTOR: usize = 512;
 const PAGE: usize = 4096;
 /// Buffers of one length that are kept.
-const SPARE_MAX: usize = 16;
+const SPARE_MAX: usize = 64;
+
+thread_local! {
+    /// Buffers for reuse by every device of the thread, by length: making one costs more than most operations.
+    static SPARE: RefCell<BTreeMap<usize, Vec<IoBuf>>> = const { RefCell::new(BTreeMap::new()) };
+}
 
 /// splitmix64: the same numbers for the same seed, everywhere.
 #[derive(Clone, Debug)]
@@ -104,8 +110,6 @@ pub struct FakeDevice {
     mutations: u64,
     fail_at: Option<u64>,
     stop_after: Option<u64>,
-    /// Buffers for reuse, by length.
-    spare: BTreeMap<usize, Vec<IoBuf>>,
     /// Reads, writes and syncs that were started, for tests that count them.
     pub started: (u64, u64, u64),
 }
@@ -128,7 +132,6 @@ impl FakeDevice {
             mutations: 0,
             fail_at: None,
             stop_after: None,
-            spare: BTreeMap::new(),
             started: (0, 0, 0),
         }
     }
@@ -192,6 +195,7 @@ impl FakeDevice {
             {
                 self.medium(part)
                     .write(offset, &buf[..len], Persist::Cached);
+                self.recycle(buf);
             }
         }
         let mut random = self.random.clone();
@@ -221,7 +225,6 @@ impl FakeDevice {
             mutations: 0,
             fail_at: None,
             stop_after: None,
-            spare: BTreeMap::new(),
             started: (0, 0, 0),
         }
     }
@@ -413,7 +416,8 @@ impl Device for FakeDevice {
     }
 
     fn buffer(&mut self, len: usize) -> IoBuf {
-        if let Some(buf) = self.spare.get_mut(&len).and_then(Vec::pop) {
+        let spare = SPARE.with_borrow_mut(|spare| spare.get_mut(&len).and_then(Vec::pop));
+        if let Some(buf) = spare {
             return buf;
         }
         // Filled with what a careless user of reused memory would trip over.
@@ -423,9 +427,11 @@ impl Device for FakeDevice {
     }
 
     fn recycle(&mut self, buf: IoBuf) {
-        let spare = self.spare.entry(buf.len()).or_default();
-        if spare.len() < SPARE_MAX {
-            spare.push(buf);
-        }
+        SPARE.with_borrow_mut(|spare| {
+            let spare = spare.entry(buf.len()).or_default();
+            if spare.len() < SPARE_MAX {
+                spare.push(buf);
+            }
+        });
     }
 }

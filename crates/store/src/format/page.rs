@@ -94,11 +94,18 @@ pub(crate) fn check(page: &[u8], magic: &[u8; 8], device: DeviceId) -> PageState
             lsn: prefix.lsn.get(),
         };
     }
-    if page.iter().all(|b| *b == 0) {
+    if is_zero(page) {
         PageState::Blank
     } else {
         PageState::Damaged
     }
+}
+
+/// Whether all bytes are zero. A scan asks this of every page that was never written.
+fn is_zero(page: &[u8]) -> bool {
+    let (chunks, rest) = page.as_chunks::<64>();
+    let is_zero = |bytes: &[u8]| bytes.iter().fold(0, |all, byte| all | byte) == 0;
+    chunks.iter().all(|chunk| is_zero(chunk)) && is_zero(rest)
 }
 
 /// Which page of a pair is the newest.

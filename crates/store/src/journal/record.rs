@@ -51,6 +51,12 @@ pub(crate) struct Builder {
 }
 
 impl Builder {
+    /// The buffer that it was given.
+    #[cfg(any(test, feature = "test-support"))]
+    pub(crate) fn into_buffer(self) -> IoBuf {
+        self.buf
+    }
+
     pub(crate) fn new(lsn: u64, buf: IoBuf, mut descriptors: Vec<u8>) -> Builder {
         assert!(buf.len() >= RECORD_BYTES_MAX);
         descriptors.clear();

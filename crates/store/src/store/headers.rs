@@ -301,7 +301,7 @@ pub(crate) fn read_pairs<D: Device>(
     mut visit: impl FnMut(u32, &[u8]) -> Result<(), OpenError>,
 ) -> Result<(), OpenError> {
     let per_chunk = (CHUNK / PAIR) as u32;
-    let mut buf = IoBuf::new(CHUNK);
+    let mut buf = dev.buffer(CHUNK);
     let mut first = 0;
     while first < count {
         let pairs = per_chunk.min(count - first);
@@ -313,5 +313,6 @@ pub(crate) fn read_pairs<D: Device>(
         }
         first += pairs;
     }
+    dev.recycle(buf);
     Ok(())
 }

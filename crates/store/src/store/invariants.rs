@@ -7,6 +7,18 @@ use crate::memory::extents;
 use crate::memory::table::NO_SLOT;
 
 impl Store {
+    /// Gives the buffers of a store that crashed back to its device.
+    #[cfg(any(test, feature = "test-support"))]
+    pub fn abandon<D: crate::Device>(&mut self, dev: &mut D) {
+        let building = self
+            .building
+            .drain(..)
+            .map(crate::journal::record::Builder::into_buffer);
+        for buf in self.spare_records.drain(..).chain(building) {
+            dev.recycle(buf);
+        }
+    }
+
     /// Checks that every slot has one owner, and that tables and memory agree.
     ///
     /// # Panics

@@ -15,7 +15,7 @@ impl Store {
         dev: &mut D,
         replay: &mut Replay,
     ) -> Result<(), RecoverError> {
-        let mut buf = IoBuf::new(RECORD_BYTES_MAX);
+        let mut buf = dev.buffer(RECORD_BYTES_MAX);
         while let Some((offset, header)) = self.find_record(dev, &mut buf)? {
             let Some(record) = record::decode(&header, &buf) else {
                 break;
@@ -28,7 +28,10 @@ impl Store {
             self.ring
                 .found(header.lsn, offset, header.bytes as u64, header.crc);
         }
-        self.look_for_later_records(dev, &mut buf)
+        let looked = self.look_for_later_records(dev, &mut buf);
+        // The first record that is put together needs one.
+        self.spare_records.push(buf);
+        looked
     }
 
     /// Reads the next record into `buf`.
