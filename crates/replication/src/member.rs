@@ -281,3 +281,41 @@ pub fn check_compare(state: &MemberState, epoch: Epoch) -> Result<(), Refusal> {
 pub fn check_repair(state: &MemberState, epoch: Epoch) -> Result<(), Refusal> {
     check_read(state, epoch)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::values::{DeviceId, EpochNumber};
+
+    #[test]
+    fn a_newcomer_goes_on_with_the_stream_between_complete_and_its_first_configuration() {
+        let epoch = Epoch {
+            number: EpochNumber(5),
+            nonce: 1,
+        };
+        let fresh = MemberState {
+            id: MemberId {
+                device: DeviceId([1; 16]),
+                nonce: 1,
+            },
+            role: Role::Data,
+            promised: epoch,
+            configuration: None,
+            state: ReplicaState::Complete,
+            last_pass: (EpochNumber(0), Pass(0)),
+            last: Position::ZERO,
+        };
+        let next = Sequence(8);
+        assert_eq!(check_write(&fresh, epoch, next), Err(Refusal::NotStarted));
+        let begun = begin_resync(&fresh, epoch, Pass(1), Sequence(7)).expect("it is a newcomer");
+        let complete = mark_complete(&begun, epoch, Pass(1)).expect("of that pass");
+        assert_eq!(
+            check_write(&complete, epoch, next),
+            Ok(WriteDecision::Apply)
+        );
+        // What was made equal by an attach has not started (holes 23).
+        let equalised = set_last(&fresh, epoch, Position::ZERO).expect("it has not started");
+        let refused = check_write(&equalised, epoch, Sequence(1));
+        assert_eq!(refused, Err(Refusal::NotStarted));
+    }
+}

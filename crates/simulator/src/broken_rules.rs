@@ -69,6 +69,11 @@ finds! {
     finds_a_configuration_sent_in_any_order: AnyOrder 0,
     finds_a_torn_block_kept_with_its_position: KeepTorn 1271,
     finds_a_sequence_taken_back_that_somebody_holds: TakeBackAlways 14,
+    finds_found_members_that_are_not_fenced: ForgetFound 39,
+    finds_previous_members_ignored_by_an_attach: AttachSingle 7469,
+    finds_a_change_committed_by_the_new_members_alone: CommitSingle 99,
+    finds_members_changed_at_once: ChangeAtOnce 99,
+    finds_data_dropped_before_the_change_is_over: DropEarly 1627,
     finds_a_repair_from_another_position: RepairAnyPosition 2959,
 }
 

@@ -200,6 +200,8 @@ impl World {
             phase,
             Phase::Equalising | Phase::WaitingLease | Phase::Starting
         );
+        let proposed = initiator.proposed();
+        let is_joint = proposed.is_some_and(|p| !p.previous.is_empty()) && phase == Phase::Open;
         let leaving = match (initiator.configuration(), initiator.proposed()) {
             (Some(c), Some(p)) => c.in_sync.iter().find(|id| !p.in_sync.contains(id)).copied(),
             _ => None,
@@ -212,11 +214,52 @@ impl World {
             let node = self.some_node();
             let long = self.now + self.random.between(20, 200) * MS;
             self.cut_until.insert((newer, node), long);
+        } else if is_joint && self.random.one_in(20) {
+            return self.leave_change_behind(host);
         } else if let Some(leaving) = leaving
             && takeovers
             && self.random.one_in(12)
         {
             return self.take_over(host, leaving.nonce as usize - 1);
+        }
+        Ok(())
+    }
+
+    /// Holes 5: a change of members reaches one member and the newcomer only; the next initiator does not
+    /// see these two, and the one after sees nobody else.
+    fn leave_change_behind(&mut self, host: usize) -> Result<(), Violation> {
+        let Some(newcomer) = self.hosts[host].newcomer else {
+            return Ok(());
+        };
+        let holder = self.random.pick(&self.known).id.nonce as usize - 1;
+        let apart = self.living_nodes();
+        let apart = apart.into_iter().filter(|n| *n != holder && *n != newcomer);
+        let apart: Vec<usize> = apart.collect();
+        let end = self.now + self.random.between(20, 200) * MS;
+        for node in &apart {
+            self.cut_until.insert((host, *node), end);
+            self.cut_between(host, *node);
+        }
+        let newer = self.start_host()?;
+        self.cut_until.insert((newer, holder), end);
+        self.cut_until.insert((newer, newcomer), end);
+        let hosts = [host, newer];
+        self.schedule(end, Happening::Successor { hosts, apart });
+        self.plot_until = end + 100 * MS;
+        Ok(())
+    }
+
+    /// The third initiator of that plot.
+    pub(super) fn succeed(&mut self, hosts: [usize; 2], apart: &[usize]) -> Result<(), Violation> {
+        if self.calm {
+            return Ok(());
+        }
+        for host in hosts {
+            self.kill_host(host);
+        }
+        let third = self.start_host()?;
+        for node in apart {
+            self.cut_until.insert((third, *node), self.plot_until);
         }
         Ok(())
     }
@@ -323,13 +366,19 @@ impl World {
     fn rightful_host(&mut self) -> Result<usize, Violation> {
         match self.hosts.iter().position(|h| h.alive && !h.over) {
             // C7: a member that promised to a failed attach takes part again in a newer epoch only.
-            Some(host) if self.has_lost_member(host) => {
+            Some(host) if self.has_lost_member(host) || self.is_outdated(host) => {
                 self.kill_host(host);
                 self.start_host()
             }
             Some(host) => Ok(host),
             None => self.start_host(),
         }
+    }
+
+    /// It looks for members that it was told of and that may all be gone.
+    fn is_outdated(&self, host: usize) -> bool {
+        let host = &self.hosts[host];
+        host.initiator.phase() == Phase::Fencing && host.told < self.known_order
     }
 
     fn has_lost_member(&self, host: usize) -> bool {

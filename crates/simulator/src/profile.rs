@@ -98,7 +98,7 @@ impl Profile {
         };
         // Drawn last: schedules without an administrator are as they were.
         if random.one_in(3) {
-            profile.weights[12] = random.between(1, 12);
+            profile.weights[12] = random.between(2, 24);
         }
         profile
     }

@@ -38,6 +38,7 @@ fn random_schedules_keep_every_invariant_and_come_right_in_the_end() {
     println!("{count} schedules: {sum:?}");
     // The schedules must not be empty of what they are about.
     assert!(sum.acks > count * 20 && sum.reads > count * 5 && sum.hosts > count);
+    assert!(sum.changes > count / 20);
 }
 
 #[test]
@@ -46,6 +47,7 @@ fn schedules_on_the_real_store_keep_every_invariant_too() {
     let sum = play(10_000..10_000 + count, Media::Store);
     println!("{count} schedules: {sum:?}");
     assert!(sum.acks > count * 20 && sum.reads > count * 5 && sum.hosts > count);
+    assert!(sum.changes > count / 20);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use ashlar_replication::message::{
     TornBlocks,
 };
 use ashlar_replication::values::{
-    Block, BlockRange, EXTENT_BLOCKS, Epoch, ExtentIndex, MemberId, Position, Sequence,
+    Block, BlockRange, EXTENT_BLOCKS, Epoch, EpochNumber, ExtentIndex, MemberId, Position, Sequence,
 };
 
 pub(crate) mod disk;
@@ -57,6 +57,8 @@ pub(super) struct Node {
     pub(super) full: bool,
     pub(super) closed: bool,
     pub(super) evicted: bool,
+    /// The epoch that was asked to add it.
+    pub(super) added_in: EpochNumber,
     /// It was deleted: it answers nothing any more.
     pub(super) gone: bool,
     /// The first configurations of epochs that were stored here, to be looked at by the checks.
@@ -78,6 +80,7 @@ impl Node {
             full: false,
             closed: false,
             evicted: false,
+            added_in: EpochNumber(0),
             gone: false,
             started: Vec::new(),
             disk: None,

@@ -60,6 +60,7 @@ impl World {
 
     /// Asks an initiator for a change of members, or to give one up.
     pub(crate) fn administer(&mut self, host: usize) -> Result<(), Violation> {
+        self.drop_left_over();
         let initiator = &self.hosts[host].initiator;
         let Some(members) = initiator.configuration().map(|c| c.members.clone()) else {
             return Ok(());
@@ -84,6 +85,9 @@ impl World {
             (_, role) => role,
         };
         let newcomer = makes.then(|| self.make_node(role));
+        if let Some(node) = newcomer {
+            self.nodes[node].added_in = self.hosts[host].initiator.epoch().number;
+        }
         self.hosts[host].newcomer = newcomer;
         let add = newcomer.map(|node| Member {
             id: self.nodes[node].state.id,
@@ -117,9 +121,8 @@ impl World {
         self.note_members(host);
     }
 
-    /// The newest committed configuration that was reported says who the members are. Who is left over is
-    /// dropped: was removed by an attachment that could not tell any more, or was to be added by one that is
-    /// fenced.
+    /// The newest committed configuration that was reported says who the members are. Who was one and is
+    /// none any more was removed by an attachment that could not tell.
     pub(super) fn note_members(&mut self, host: usize) {
         let Some(c) = self.hosts[host].initiator.configuration() else {
             return;
@@ -128,10 +131,23 @@ impl World {
             return;
         }
         self.known_order = c.order();
-        self.known = c.members.clone();
+        let before = core::mem::replace(&mut self.known, c.members.clone());
+        for member in before {
+            if self.known.iter().all(|m| m.id != member.id) {
+                self.drop_node(member.id.nonce as usize - 1);
+            }
+        }
+    }
+
+    /// Replicas that were to be added in an epoch that is over, and that a newer one did not find, are
+    /// deleted some time.
+    fn drop_left_over(&mut self) {
         for node in self.living_nodes() {
-            let id = self.nodes[node].state.id;
-            if self.known.iter().all(|m| m.id != id) {
+            let Node {
+                state, added_in, ..
+            } = &self.nodes[node];
+            let is_member = self.known.iter().any(|m| m.id == state.id);
+            if !is_member && *added_in < self.known_order.0 {
                 self.drop_node(node);
             }
         }

@@ -30,6 +30,7 @@ impl World {
             waiting: BTreeMap::new(),
             acknowledged: (Epoch::default(), Sequence(0)),
             configuration: None,
+            told: self.known_order,
             newcomer: None,
         });
         let seed = self.random.next();

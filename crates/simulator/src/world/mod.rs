@@ -91,6 +91,11 @@ pub(super) enum Happening {
         connection: usize,
     },
     Chaos,
+    /// Of a plot: the next initiator, which reaches none of these.
+    Successor {
+        hosts: [usize; 2],
+        apart: Vec<usize>,
+    },
 }
 
 /// A connection between an initiator and a member; each way keeps its order.
@@ -136,6 +141,8 @@ pub(super) struct Host {
     waiting: BTreeMap<u64, Waiting>,
     acknowledged: (Epoch, Sequence),
     configuration: Option<Configuration>,
+    /// The configuration whose members it was told of.
+    pub(super) told: (EpochNumber, Generation),
     /// The replica that was made to be added.
     pub(super) newcomer: Option<usize>,
 }
@@ -148,7 +155,7 @@ pub(super) struct World {
     pub(super) nodes: Vec<Node>,
     /// The members by the newest committed configuration that was reported.
     pub(super) known: Vec<Member>,
-    known_order: (EpochNumber, Generation),
+    pub(super) known_order: (EpochNumber, Generation),
     /// Of the stores, where there are any.
     mixes: Option<Mixes>,
     pub(super) hosts: Vec<Host>,
@@ -332,6 +339,7 @@ impl World {
                 }
             }
             Happening::Chaos => return self.chaos(),
+            Happening::Successor { hosts, apart } => return self.succeed(hosts, &apart),
         }
         Ok(())
     }

@@ -136,10 +136,11 @@ impl<P> Reads<P> {
     /// Removes a read; answers that still come for it are ignored.
     fn remove(&mut self, index: usize) -> Read<P> {
         let read = self.reads.swap_remove(index);
-        for n in 0..PEERS_MAX {
-            if read.asked & bit(n) != 0 {
-                self.load[n] = self.load[n].saturating_sub(1);
-            }
+        let mut asked = read.asked;
+        while asked != 0 {
+            let n = asked.trailing_zeros() as usize;
+            self.load[n] = self.load[n].saturating_sub(1);
+            asked &= !bit(n);
         }
         read
     }
