@@ -77,8 +77,8 @@ finds! {
     finds_a_repair_from_another_position: RepairAnyPosition 2959,
 }
 
-/// Seeds on the real store within which a duty left undone must be found.
-const STORE_SEEDS_TO_FIND: u64 = 3_000;
+/// Seeds on the real store within which a duty left undone must be found; the rarest one needs some thousands.
+const STORE_SEEDS_TO_FIND: u64 = 20_000;
 
 fn is_found_on_store(fault: StoreFault) -> Option<(u64, String)> {
     leave_undone(Some(fault));
