@@ -22,6 +22,8 @@ pub struct Summary {
     pub hosts: u64,
     /// Changes of members that were done.
     pub changes: u64,
+    /// Blocks that went bad.
+    pub spoiled: u64,
 }
 
 impl Summary {
@@ -32,6 +34,7 @@ impl Summary {
         self.reads += other.reads;
         self.hosts += other.hosts;
         self.changes += other.changes;
+        self.spoiled += other.spoiled;
     }
 }
 
@@ -73,6 +76,7 @@ pub fn run(seed: u64, media: Media) -> Result<Summary, Violation> {
         reads: world.reads,
         hosts: world.hosts.len() as u64,
         changes: world.changes,
+        spoiled: world.spoiled,
     })
 }
 
@@ -171,7 +175,7 @@ impl World {
                 Some(disk) => disk.fail_at(self.random.below(30)),
                 None => self.nodes[node].closed = self.random.one_in(2),
             },
-            11 => self.spoil(),
+            11 => return self.spoil(),
             _ => {
                 if !living.is_empty() {
                     let host = *self.random.pick(&living);
@@ -312,20 +316,31 @@ impl World {
     }
 
     /// A block of the first member goes bad.
-    fn spoil(&mut self) {
+    fn spoil(&mut self) -> Result<(), Violation> {
         let data = self.known.iter().filter(|m| m.role == Role::Data);
         let Some(first) = data.clone().next().filter(|_| data.count() > 1) else {
-            return;
+            return Ok(());
         };
         let node = first.id.nonce as usize - 1;
+        if let Some(disk) = &mut self.nodes[node].disk {
+            disk.settle();
+            self.disk_turn(node)?;
+        }
         let blocks: Vec<_> = self.nodes[node].blocks.keys().copied().collect();
         if blocks.is_empty() {
-            return;
+            return Ok(());
         }
         let block = *self.random.pick(&blocks);
-        if let Some(stored) = self.nodes[node].blocks.get_mut(&block) {
-            stored.bad = !stored.torn;
-        }
+        let Node { blocks, disk, .. } = &mut self.nodes[node];
+        let Some(stored) = blocks.get_mut(&block).filter(|stored| !stored.torn) else {
+            return Ok(());
+        };
+        stored.bad |= match disk {
+            Some(disk) => disk.spoil(block, &mut self.random),
+            None => true,
+        };
+        self.spoiled += u64::from(stored.bad);
+        Ok(())
     }
 
     /// Nothing goes wrong any more: everything must come right.
@@ -336,8 +351,10 @@ impl World {
         self.hosts.iter_mut().for_each(|h| h.reads_only = false);
         self.connections.iter_mut().for_each(|c| c.latency = 0);
         for node in self.living_nodes() {
-            if let Some(disk) = &mut self.nodes[node].disk {
+            let Node { blocks, disk, .. } = &mut self.nodes[node];
+            if let Some(disk) = disk {
                 disk.mend();
+                disk.heal(|block| blocks.get(&block).is_some_and(|stored| stored.bad));
             }
             self.restart_closed(node)?;
             self.restart(node);

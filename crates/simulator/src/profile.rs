@@ -106,7 +106,7 @@ impl Profile {
     /// Troubles that are switches of the model alone: full devices, evicted members, spoiled blocks.
     pub(super) fn without_switches(&mut self) {
         self.may_be_full = false;
-        for kind in [8, 9, 11] {
+        for kind in [8, 9] {
             self.weights[kind] = 0;
         }
     }

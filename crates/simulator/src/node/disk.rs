@@ -12,14 +12,16 @@ use ashlar_replica::{
     Answer, BlockSource, Decision, Finished, decide, promise, refusal_of, submit,
 };
 use ashlar_replication::configuration::{Ack, MemberState};
-use ashlar_replication::message::{Content, ReadData, Refusal, Reply, Request, TornBlocks};
+use ashlar_replication::message::{
+    Content, ReadData, ReadError, Refusal, Reply, Request, TornBlocks,
+};
 use ashlar_replication::values::{
     BLOCK_BYTES, Block, BlockRange, DeviceId, EXTENT_BLOCKS, Epoch, Position, VolumeId,
 };
 use ashlar_store::fake::{FakeDevice, FakeIndex, Loss, Order};
 use ashlar_store::{
-    Blocks, Completion, Existing, FormatOptions, OpenOptions, Outcome, ReplicaSlot, ReplicaSpec,
-    Store, Zeroed,
+    Blocks, Completion, Existing, FormatOptions, OpenOptions, Outcome, Part, ReplicaSlot,
+    ReplicaSpec, Store, Zeroed,
 };
 use zerocopy::little_endian::U32;
 
@@ -117,6 +119,8 @@ pub(crate) struct Disk {
     seen_operations: u64,
     writes_index: bool,
     mixes: Mixes,
+    /// Bits that were flipped, by block.
+    spoiled: BTreeMap<Block, (u64, u8)>,
 }
 
 /// A formatted device. Formatting takes longer than many a schedule, so it is done once.
@@ -183,6 +187,7 @@ impl Disk {
             seen_operations: 0,
             writes_index: false,
             mixes: mixes.clone(),
+            spoiled: BTreeMap::new(),
         };
         disk.drive();
         while disk.store.next_completion().is_some() {}
@@ -203,6 +208,41 @@ impl Disk {
     /// The `nth` device operation from now on fails.
     pub(crate) fn fail_at(&mut self, nth: u64) {
         self.device.fail_at(nth);
+    }
+
+    /// Brings everything home. Rot of a block whose write in place the journal still announces looks like a write that
+    /// was cut short.
+    pub(crate) fn settle(&mut self) {
+        for _ in 0..8 {
+            self.store.start_home_write(&mut self.device);
+            self.drive();
+            self.index.advance();
+        }
+    }
+
+    /// Flips a bit of a block's only copy on the device; false when it lies elsewhere too.
+    pub(crate) fn spoil(&mut self, block: Block, random: &mut Random) -> bool {
+        let place = self.store.place_of(self.slot, block);
+        let Some(place) = place.filter(|_| self.store.is_settled()) else {
+            return false;
+        };
+        if self.spoiled.contains_key(&block) {
+            return false;
+        }
+        let byte = place + random.below(BLOCK_BYTES as u64);
+        let mask = 1 << random.below(8);
+        self.device.flip(Part::Blocks, byte, mask);
+        self.spoiled.insert(block, (byte, mask));
+        true
+    }
+
+    /// Flips the bits back of those blocks that are still `bad`.
+    pub(crate) fn heal(&mut self, bad: impl Fn(Block) -> bool) {
+        for (block, (byte, mask)) in std::mem::take(&mut self.spoiled) {
+            if bad(block) {
+                self.device.flip(Part::Blocks, byte, mask);
+            }
+        }
     }
 
     /// Nothing fails any more.
@@ -470,7 +510,10 @@ impl Disk {
     }
 
     /// Every block that has a position. Nothing else may be under way.
-    pub(crate) fn blocks(&mut self) -> Result<BTreeMap<Block, Stored>, Violation> {
+    pub(crate) fn blocks(
+        &mut self,
+        model: &BTreeMap<Block, Stored>,
+    ) -> Result<BTreeMap<Block, Stored>, Violation> {
         let replica = self.store.replica(self.slot).expect("the replica is there");
         let torn: Vec<Block> = replica.torn.iter().map(|t| t.block).collect();
         let mut blocks = BTreeMap::new();
@@ -489,18 +532,29 @@ impl Disk {
                 let read = self.ask(|store, device, slot| {
                     store.read(device, 0, slot, range, TornBlocks::Serve)
                 })?;
-                let Outcome::Read(Ok(read)) = read else {
-                    return Err(format!("{:?} cannot be read: {read:?}", entry.block));
-                };
-                let mixes = &self.mixes;
-                let content = read.buf.as_ref().map_or(0, |buf| content_id(buf, mixes));
-                self.store.recycle(&mut self.device, read);
-                let stored = Stored {
+                let mut stored = Stored {
                     position: entry.position,
-                    content,
+                    content: 0,
                     torn: torn.contains(&entry.block),
                     bad: false,
                 };
+                match read {
+                    Outcome::Read(Ok(read)) => {
+                        let mixes = &self.mixes;
+                        stored.content = read.buf.as_ref().map_or(0, |buf| content_id(buf, mixes));
+                        self.store.recycle(&mut self.device, read);
+                    }
+                    // Whether it may be bad, and what it should hold, is for the model to say.
+                    Outcome::Read(Err(ReadError::Checksum { .. })) => stored.bad = true,
+                    other => return Err(format!("{:?} cannot be read: {other:?}", entry.block)),
+                }
+                if let Some(spoiled) = model.get(&entry.block).filter(|model| model.bad)
+                    && spoiled.position == stored.position
+                {
+                    // The journal may have had a good copy.
+                    let content = stored.bad || stored.content == spoiled.content;
+                    stored = if content { *spoiled } else { stored };
+                }
                 blocks.insert(entry.block, stored);
             }
         }

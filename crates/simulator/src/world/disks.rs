@@ -61,7 +61,7 @@ impl World {
         self.disk_turn(node)
     }
 
-    fn disk_turn(&mut self, node: usize) -> Result<(), Violation> {
+    pub(crate) fn disk_turn(&mut self, node: usize) -> Result<(), Violation> {
         let writes_home = self.random.one_in(40);
         let state = &mut self.nodes[node];
         let (incarnation, slowness) = (state.incarnation, state.slowness);
@@ -131,7 +131,7 @@ impl World {
             return Ok(());
         };
         let cut_short = disk.crash(random)?;
-        let (found, blocks) = (disk.state(), disk.blocks()?);
+        let (found, blocks) = (disk.state(), disk.blocks(&state.blocks)?);
         state.recovered(&cut_short, found, blocks, ledger)?;
         state.disk = Some(disk);
         Ok(())
@@ -166,7 +166,7 @@ impl World {
             }
             let node = &mut self.nodes[index];
             let Some(disk) = &mut node.disk else { continue };
-            let (state, blocks) = (disk.state(), disk.blocks()?);
+            let (state, blocks) = (disk.state(), disk.blocks(&node.blocks)?);
             if state != node.state || blocks != node.blocks {
                 return Err(format!(
                     "in the end the store holds {state:?} {blocks:?}, not {:?} {:?}",

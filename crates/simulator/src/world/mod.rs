@@ -181,6 +181,7 @@ pub(super) struct World {
     pub(super) garbage: u64,
     pub(super) acks: u64,
     pub(super) reads: u64,
+    pub(super) spoiled: u64,
     /// Changes of members that were done.
     pub(super) changes: u64,
     contents: u64,
@@ -254,6 +255,7 @@ impl World {
             garbage: 1 << 40,
             acks: 0,
             reads: 0,
+            spoiled: 0,
             changes: 0,
             contents: 0,
             tickets: 0,

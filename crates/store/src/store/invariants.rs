@@ -19,6 +19,40 @@ impl Store {
         }
     }
 
+    /// Whether everything is at home and the journal holds nothing that recovery would look at.
+    #[cfg(any(test, feature = "test-support"))]
+    pub fn is_settled(&self) -> bool {
+        self.tail > self.durable && self.building.is_empty() && self.journal_write.is_none()
+    }
+
+    /// Where a block's content lies on the device, if it lies there only: offset within [`crate::Part::Blocks`].
+    #[cfg(any(test, feature = "test-support"))]
+    pub fn place_of(
+        &self,
+        slot: crate::ReplicaSlot,
+        block: ashlar_replication::values::Block,
+    ) -> Option<u64> {
+        let volume = self.volumes.get(slot.0 as usize)?.as_ref()?;
+        let entry = volume.table.get(block.extent().0);
+        if entry.slot == NO_SLOT || entry.memory == extents::NONE {
+            return None;
+        }
+        let range = ashlar_replication::values::BlockRange {
+            start: block,
+            count: 1,
+        };
+        let extent = self.extents.get(entry.memory);
+        let within = block.within_extent();
+        let state = extent.block(within as usize);
+        let is_at_home = extent.known.get(within as usize)
+            && state.present
+            && !state.torn
+            && state.page == crate::memory::pages::NONE
+            && extent.homing_lsn == 0
+            && !self.is_being_written(entry.memory, range);
+        is_at_home.then(|| self.layout.block(entry.slot, within))
+    }
+
     /// Checks that every slot has one owner, and that tables and memory agree.
     ///
     /// # Panics
