@@ -50,10 +50,8 @@ pub enum Command {
         shell: clap_complete::Shell,
     },
     /// Runs a storage node in this process.
-    #[command(hide = true)]
     StorageNode(Box<crate::daemons::StorageNodeArgs>),
     /// Runs an initiator daemon in this process.
-    #[command(hide = true)]
     Initiator(Box<crate::daemons::InitiatorArgs>),
     /// Runs one replica of the floor of `bench`.
     #[command(hide = true)]

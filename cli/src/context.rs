@@ -80,7 +80,8 @@ impl Context {
     /// When none is known.
     pub fn initiator(&self) -> anyhow::Result<String> {
         self.cluster()?.initiator.context(
-            "no initiator is known; start `ashlar-initiator` and pass --initiator unix:PATH",
+            "no initiator is known; start one with `ashlar initiator --listen unix:PATH --nbd unix:PATH`, \
+             and record it with `ashlar node add --initiator unix:PATH`",
         )
     }
 }

@@ -22,6 +22,7 @@ fn start_bench(cluster: &Cluster, volume: &str, seconds: u32) -> Child {
         "randwrite",
         "--volume",
         volume,
+        "--overwrite",
         "--size",
         "4k",
         "--depth",

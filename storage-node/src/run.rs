@@ -31,6 +31,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         rustix::mm::mlockall(flags)
             .context("--lock-memory: the limit on locked memory is too low")?;
     }
+    // Before any store is made: an address that is taken should leave nothing behind.
+    let metrics = std::net::TcpListener::bind(options.metrics);
+    let metrics = metrics.with_context(|| format!("--metrics {}", options.metrics))?;
+    metrics.set_nonblocking(true)?;
     let id = *uuid::Uuid::new_v4().as_bytes();
     let shards = options
         .stores
@@ -40,7 +44,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    let served = runtime.block_on(serve(&options, &shards));
+    let served = runtime.block_on(serve(&options, metrics, &shards));
     for shard in &shards {
         shard.handle.send(Command::Stop);
     }
@@ -51,7 +55,11 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     served
 }
 
-async fn serve(options: &NodeOptions, shards: &[Running]) -> anyhow::Result<()> {
+async fn serve(
+    options: &NodeOptions,
+    metrics: std::net::TcpListener,
+    shards: &[Running],
+) -> anyhow::Result<()> {
     let devices: Arc<[Device]> = shards.iter().map(Device::from).collect();
     let node = rustix::system::uname()
         .nodename()
@@ -68,8 +76,7 @@ async fn serve(options: &NodeOptions, shards: &[Running]) -> anyhow::Result<()> 
             let _ = stopped.wait_for(|stop| *stop).await;
         }
     };
-    let metrics = TcpListener::bind(options.metrics).await;
-    let metrics = metrics.with_context(|| format!("--metrics {}", options.metrics))?;
+    let metrics = TcpListener::from_std(metrics)?;
     let metrics_address = metrics.local_addr()?;
     let server = Server::builder().add_service(service);
     let context = || format!("--control {}", options.control);
@@ -96,6 +103,11 @@ async fn serve(options: &NodeOptions, shards: &[Running]) -> anyhow::Result<()> 
     let router = http::router(devices);
     let http = axum::serve(metrics, router).with_graceful_shutdown(wait());
     let http = tokio::spawn(http.into_future());
+    for shard in shards {
+        let addresses: Vec<_> = shard.addresses.iter().map(ToString::to_string).collect();
+        tracing::info!(store = shard.path, data = addresses.join(" "), "serving");
+    }
+    tracing::info!(control = %control_address, metrics = %metrics_address, "ready");
     if options.announce {
         announce(shards, &control_address, &metrics_address.to_string())?;
     }
@@ -107,6 +119,7 @@ async fn serve(options: &NodeOptions, shards: &[Running]) -> anyhow::Result<()> 
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }
+    tracing::info!("stopping");
     let _ = stop.send(true);
     // Clients that keep a connection open must not keep the node from stopping.
     let grace = std::time::Duration::from_millis(500);

@@ -123,7 +123,7 @@ impl Args {
         Ok(())
     }
 
-    /// Makes sure that somebody who sits at a terminal wants an existing volume overwritten.
+    /// Makes sure that an existing volume is meant to be overwritten: by --overwrite, or by who sits at a terminal.
     ///
     /// # Errors
     /// When the answer is no.
@@ -134,10 +134,10 @@ impl Args {
         if self.overwrite || !self.mode.is_write() {
             return Ok(());
         }
-        if !std::io::stdin().is_terminal() {
-            eprintln!("writing to volume {name}: what it held is lost");
-            return Ok(());
-        }
+        ensure!(
+            std::io::stdin().is_terminal(),
+            "this destroys what volume {name} holds; say so with --overwrite"
+        );
         eprint!("This destroys what volume {name} holds. Type its name to go on: ");
         let mut answer = String::new();
         std::io::stdin().read_line(&mut answer)?;

@@ -1,8 +1,11 @@
 //! Deleting volumes.
 
+use std::time::Duration;
+
 use anyhow::{bail, ensure};
 use ashlar_control_api::storage_node::ListReplicasRequest;
 
+use crate::attach::{attachments, detach_volume};
 use crate::context::Context;
 use crate::control;
 use crate::output::{self, Outcome};
@@ -17,6 +20,10 @@ use crate::volume::create::delete_replica;
 /// cannot be removed.
 pub fn delete(context: &Context, args: &DeleteArgs) -> anyhow::Result<Outcome> {
     let volume = context.state.volume(&args.name)?;
+    if args.force {
+        // Left attached it would be an attachment that nothing here knows any more.
+        let_go(context, &volume);
+    }
     let left_behind = control::block_on(async {
         if !args.force {
             for member in &volume.members {
@@ -51,6 +58,25 @@ pub fn delete(context: &Context, args: &DeleteArgs) -> anyhow::Result<Outcome> {
         format!("deleted {}", volume.name)
     })?;
     Ok(Outcome::Good)
+}
+
+/// Detaches the volume from the initiator that is known here, if it is attached there.
+fn let_go(context: &Context, volume: &VolumeRecord) {
+    let Ok(initiator) = context.initiator() else {
+        return;
+    };
+    let attached = control::block_on(attachments(&initiator));
+    let detached = attached.and_then(|attached| {
+        if attached.iter().any(|a| a.volume_id == volume.id) {
+            detach_volume(&initiator, &volume.id, Duration::from_secs(5))
+        } else {
+            Ok(())
+        }
+    });
+    if let Err(error) = detached {
+        let name = &volume.name;
+        eprintln!("warning: {name} may still be attached at {initiator}: {error:#}");
+    }
 }
 
 async fn is_attached(volume: &VolumeRecord, member: &MemberRecord) -> anyhow::Result<bool> {
