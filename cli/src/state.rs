@@ -178,6 +178,25 @@ impl StateDir {
         self.write_json(&self.volume_path(&volume.name), volume)
     }
 
+    /// Writes `volumes/NAME.json` of a new volume.
+    ///
+    /// # Errors
+    /// When there is one already, also one that another process has written just now.
+    pub fn record_new_volume(&self, volume: &VolumeRecord) -> anyhow::Result<()> {
+        check_name(&volume.name)?;
+        self.write_json_as(&self.volume_path(&volume.name), volume, |from, to| {
+            // Unlike a rename this fails where the file exists.
+            let linked = fs::hard_link(from, to);
+            fs::remove_file(from)?;
+            match linked {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                    anyhow::bail!("there is already a volume {:?}", volume.name)
+                }
+                linked => Ok(linked?),
+            }
+        })
+    }
+
     /// Removes `volumes/NAME.json`.
     ///
     /// # Errors
@@ -195,6 +214,16 @@ impl StateDir {
 
     /// Writes beside the file and renames over it, so that a crash leaves the old or the new one.
     fn write_json<T: Serialize>(&self, path: &Path, value: &T) -> anyhow::Result<()> {
+        self.write_json_as(path, value, |from, to| Ok(fs::rename(from, to)?))
+    }
+
+    /// Writes beside the file and lets `place` put it there.
+    fn write_json_as<T: Serialize>(
+        &self,
+        path: &Path,
+        value: &T,
+        place: impl Fn(&Path, &Path) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
         let attempt = || -> anyhow::Result<()> {
             if let Some(folder) = path.parent() {
                 fs::DirBuilder::new()
@@ -212,7 +241,7 @@ impl StateDir {
             file.write_all(serde_json::to_string_pretty(value)?.as_bytes())?;
             file.write_all(b"\n")?;
             file.sync_all()?;
-            Ok(fs::rename(&temporary, path)?)
+            place(&temporary, path)
         };
         attempt().with_context(|| format!("writing {}", path.display()))
     }
@@ -354,6 +383,25 @@ mod tests {
                 data_address: "tcp:127.0.0.1:7001".into(),
             }],
         }
+    }
+
+    #[test]
+    fn of_two_volumes_of_one_name_only_the_first_is_recorded() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = StateDir::new(Some(folder.path().into())).unwrap();
+        let first = record("data");
+        state.record_new_volume(&first).unwrap();
+        let second = VolumeRecord {
+            size_bytes: 4096,
+            ..record("data")
+        };
+        let error = state.record_new_volume(&second).unwrap_err();
+        assert!(
+            format!("{error:#}").contains("there is already a volume"),
+            "{error:#}"
+        );
+        assert_eq!(state.volume("data").unwrap().size_bytes, first.size_bytes);
+        assert_eq!(state.volumes().unwrap().len(), 1);
     }
 
     #[test]

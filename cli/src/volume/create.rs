@@ -85,7 +85,7 @@ pub fn create(
             members,
         };
         // Recorded first: should we die half-way, `volume delete` finds what there is.
-        state.save_volume(&volume)?;
+        state.record_new_volume(&volume)?;
         for (done, member) in volume.members.iter().enumerate() {
             if let Err(error) = create_replica(&volume, member).await {
                 for member in &volume.members[..done] {

@@ -4,6 +4,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -16,8 +17,26 @@ const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 /// Connections that wait to be accepted. The system caps it (net.core.somaxconn).
 const BACKLOG: i32 = 1024;
 
+/// How long an address may be in use before that is an error. The kernel lets go of the sockets of a process that
+/// was killed, and had them in an io_uring, a little after the process is gone.
+const IN_USE_MAX: Duration = Duration::from_secs(1);
+/// Between two looks whether it still is.
+const IN_USE_PAUSE: Duration = Duration::from_millis(20);
+
 /// A listening socket, and where it really listens.
 pub(crate) fn listen(address: &Address) -> io::Result<(OwnedFd, Address)> {
+    let give_up = Instant::now() + IN_USE_MAX;
+    loop {
+        match try_listen(address) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < give_up => {
+                std::thread::sleep(IN_USE_PAUSE);
+            }
+            result => return result,
+        }
+    }
+}
+
+fn try_listen(address: &Address) -> io::Result<(OwnedFd, Address)> {
     match address {
         Address::Tcp(wanted) => {
             let fd = socket(address)?;

@@ -34,6 +34,7 @@ for_both_kinds!(
     a_listener_without_descriptors_goes_on_later,
     an_abandoned_unix_socket_is_replaced_and_a_live_one_is_not,
     a_closed_listener_refuses,
+    an_address_that_is_in_use_a_little_longer_is_waited_for,
     dropping_the_engine_with_everything_in_flight_is_safe,
 );
 
@@ -503,4 +504,18 @@ fn dropping_the_engine_with_everything_in_flight_is_safe(kind: EngineKind) {
     drop(rig);
     waker.wake();
     assert!(Rig::new(kind).clock().since(started) < Duration::from_secs(2));
+}
+
+fn an_address_that_is_in_use_a_little_longer_is_waited_for(kind: EngineKind) {
+    let mut rig = Rig::new(kind);
+    let holder = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("tcp:{}", holder.local_addr().unwrap());
+    let address: Address = address.parse().unwrap();
+    let release = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(100));
+        drop(holder);
+    });
+    let (_, actual) = rig.engine.listen(&address).unwrap();
+    release.join().unwrap();
+    assert_eq!(actual, address);
 }
