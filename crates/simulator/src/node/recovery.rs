@@ -82,6 +82,8 @@ impl Node {
     ) -> Result<Vec<&'a Queued>, Violation> {
         let mut reason = String::new();
         let all = under_way.len();
+        let begins = |queued: &Queued| matches!(queued.request, Request::BeginResync { .. });
+        let stream = under_way.iter().rposition(begins);
         for count in 0..=all {
             // Blocks in place that were cut short do not count, and with a write no later one until a resync begins
             // a stream of its own; changes of state are in the journal on their own.
@@ -91,7 +93,12 @@ impl Node {
             for cut in cuts {
                 let (mut kept, mut lost) = (Vec::new(), Vec::new());
                 for (at, queued) in under_way.iter().enumerate() {
-                    if at >= count || (cut.contains(&at) && !positions_of(queued).is_empty()) {
+                    // The newest stream may have been cut short as well, where `last` says.
+                    let is_after_last = stream.is_some_and(|begin| at > begin)
+                        && matches!(&queued.request, Request::Write { sequence, .. }
+                            if *sequence > state.last.sequence);
+                    let is_cut = cut.contains(&at) || is_after_last;
+                    if at >= count || (is_cut && !positions_of(queued).is_empty()) {
                         lost.push(queued);
                     } else {
                         kept.push(queued);
