@@ -1,10 +1,11 @@
 //! Which replica a request is for, and what a member answers to Fence.
 
-use ashlar_replication::configuration::MemberState;
 use ashlar_replication::message::Refusal;
 use ashlar_replication::values::{Epoch, Position, VolumeId};
 use ashlar_store::{Replica, ReplicaSlot, Store};
 use ashlar_wire::TORN_MAX;
+
+use crate::Promised;
 
 /// A replica that an initiator has fenced, from Fence to Release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,29 +29,29 @@ impl Attachment {
     }
 }
 
-/// The state that a member answers to a Fence that is durable; `promised` is what became durable with it. Of the
-/// epoch's own writes the initiator is told what is `durable`, not what is on its way.
+/// What a member answers to a Fence that is durable; `promised` is what became durable with it. Of the epoch's own
+/// writes the initiator is told what is `durable`, not what is on its way.
 ///
 /// # Errors
 /// When a newer epoch has been promised meanwhile, or more blocks are torn than can be told of.
 pub fn promise(
     replica: &Replica,
-    promised: MemberState,
+    mut promised: Promised,
     durable: Position,
-) -> Result<MemberState, Refusal> {
-    if replica.torn.len() > TORN_MAX {
+) -> Result<Promised, Refusal> {
+    if promised.torn.len() > TORN_MAX {
         return Err(Refusal::DeviceClosed);
     }
-    if replica.state.promised != promised.promised {
+    if replica.state.promised != promised.state.promised {
         return Err(Refusal::Fenced {
             promised: replica.state.promised.number,
         });
     }
-    let mut state = promised;
+    let state = &mut promised.state;
     let epoch = state.promised.number;
     if state.last.epoch == epoch {
         let known = Position::start_of(epoch).max(durable);
         state.last.sequence = state.last.sequence.min(known.sequence);
     }
-    Ok(state)
+    Ok(promised)
 }

@@ -6,7 +6,7 @@ use ashlar_replication::message::{Refusal, Request};
 use ashlar_replication::values::{Epoch, Position, Sequence};
 use ashlar_store::Replica;
 
-use crate::Answer;
+use crate::{Answer, Promised};
 
 /// What the rules make of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,7 +75,11 @@ pub fn decide<P>(
         }
         Request::Fence { epoch } => {
             let next = member::fence(state, *epoch)?;
-            let answer = Answer::Fence(Box::new(next.clone()));
+            let promised = Promised {
+                state: next.clone(),
+                torn: replica.torn.clone(),
+            };
+            let answer = Answer::Fence(Box::new(promised));
             changed(next, answer)
         }
         Request::Copy { id, pass, .. } => {

@@ -1,11 +1,10 @@
 //! From what the store has finished to the answer.
 
-use ashlar_replication::configuration::MemberState;
 use ashlar_replication::message::{ReadError, Refusal, Reply, RequestId};
 use ashlar_replication::values::Position;
 use ashlar_store::{Outcome, ReadOutcome, ReplicaSlot, Store, StoreError};
 
-use crate::Answer;
+use crate::{Answer, Promised};
 
 /// What a finished operation means to whoever asked.
 #[derive(Debug)]
@@ -17,7 +16,7 @@ pub enum Finished {
     /// BeginResync is durable: what was durable before belongs to another pass; then Done.
     Resync(RequestId, Position),
     /// The promise is durable, or why it is not; see [`crate::promise`].
-    Fence(Box<MemberState>, Result<(), Refusal>),
+    Fence(Box<Promised>, Result<(), Refusal>),
     /// The data, whose buffer goes back by `Store::recycle`.
     Data(RequestId, ReadOutcome),
     /// The read failed.
@@ -59,8 +58,8 @@ impl Answer {
                 Finished::Refused(Reply::WriteRefused { sequence, refusal }, refusal)
             }
             (Answer::Resync(id, last), Outcome::Done(Ok(()))) => Finished::Resync(id, last),
-            (Answer::Fence(state), Outcome::Done(result)) => {
-                Finished::Fence(state, result.map_err(refusal_of))
+            (Answer::Fence(promised), Outcome::Done(result)) => {
+                Finished::Fence(promised, result.map_err(refusal_of))
             }
             (
                 Answer::Done(id) | Answer::Equalise(id) | Answer::Repair(id),

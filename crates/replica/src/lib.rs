@@ -16,8 +16,18 @@ pub use finish::{Finished, refusal_of};
 pub use submit::{BlockSource, submit};
 
 use ashlar_replication::configuration::MemberState;
-use ashlar_replication::message::RequestId;
+use ashlar_replication::message::{BlockPosition, RequestId};
 use ashlar_replication::values::Position;
+
+/// What becomes durable with a promise. What is submitted later is not durable yet when the promise is, so it must
+/// not be told of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Promised {
+    /// The member's state.
+    pub state: MemberState,
+    /// Blocks that a crash left torn (B2).
+    pub torn: Vec<BlockPosition>,
+}
 
 /// What is to be answered when the store has finished.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,9 +38,8 @@ pub enum Answer {
     Done(RequestId),
     /// Done, for BeginResync: the stream goes on after this position.
     Resync(RequestId, Position),
-    /// Promised, by [`promise`]: the state that becomes durable with the promise. What is submitted later is not
-    /// durable yet when the promise is, so it must not be told of.
-    Fence(Box<MemberState>),
+    /// Promised, by [`promise`].
+    Fence(Box<Promised>),
     /// Data.
     Read(RequestId),
     /// Copied.

@@ -14,8 +14,24 @@ pub(crate) fn number(name: &str) -> Option<u64> {
 /// Schedules on the real store; each takes some ten times as long.
 const STORE_SCHEDULES: u64 = 300;
 /// Seeds that once found something in the store, the storage node's code, or these checks.
-const STORE_SEEDS: [u64; 14] = [
-    0, 7, 13, 17, 93, 126, 129, 145, 210, 239, 270, 624, 1209, 1505,
+const STORE_SEEDS: [u64; 18] = [
+    0,
+    7,
+    13,
+    17,
+    93,
+    126,
+    129,
+    145,
+    210,
+    239,
+    270,
+    624,
+    1209,
+    1505,
+    2006293,
+    161062696488532,
+    161062696491939,
 ];
 
 fn play(seeds: impl IntoIterator<Item = u64>, media: Media) -> Summary {

@@ -1,7 +1,6 @@
 //! From the store back to the sockets: answers to what is durable or read.
 
-use ashlar_replica::{Answer, Finished, promise};
-use ashlar_replication::configuration::MemberState;
+use ashlar_replica::{Answer, Finished, Promised, promise};
 use ashlar_replication::message::{Refusal, Reply, RequestId};
 use ashlar_replication::values::{BLOCK_BYTES, ExtentIndex, Time};
 use ashlar_store::{Completion, Outcome, ReadOutcome};
@@ -57,7 +56,7 @@ impl Core {
                 self.count_refusal(refusal);
                 self.reply(&pending, &reply);
             }
-            Finished::Fence(state, result) => self.promised(&pending, state, result),
+            Finished::Fence(promised, result) => self.promised(&pending, *promised, result),
             Finished::Data(id, read) => self.data(&pending, id, read),
             Finished::ReadFailed(id, error) => {
                 if let Some(Asker { socket, handle, .. }) = self.asker(&pending) {
@@ -125,13 +124,8 @@ impl Core {
         self.store.recycle(&mut self.device, read);
     }
 
-    fn promised(
-        &mut self,
-        pending: &Pending,
-        state: Box<MemberState>,
-        result: Result<(), Refusal>,
-    ) {
-        let epoch = state.promised;
+    fn promised(&mut self, pending: &Pending, promised: Promised, result: Result<(), Refusal>) {
+        let epoch = promised.state.promised;
         let Some(Asker { socket, handle, .. }) = pending.asker else {
             return;
         };
@@ -146,10 +140,10 @@ impl Core {
         let replica = self.store.replica(pending.slot);
         let promised = result.and_then(|()| {
             let replica = replica.ok_or(Refusal::UnknownReplica)?;
-            let state = promise(replica, *state, durable.unwrap_or_default())?;
-            Ok((replica, state))
+            let promised = promise(replica, promised, durable.unwrap_or_default())?;
+            Ok((replica, promised))
         });
-        let (replica, state) = match promised {
+        let (replica, promised) = match promised {
             Ok(promised) => promised,
             Err(refusal) => {
                 self.count_refusal(refusal);
@@ -167,9 +161,9 @@ impl Core {
         };
         let promise = Promise {
             epoch,
-            state,
+            state: promised.state,
             size_blocks: replica.size_blocks,
-            torn: replica.torn.clone(),
+            torn: promised.torn,
         };
         let key = VolumeKey(replica.key);
         self.outbox.frame(socket, |out| {

@@ -1,7 +1,7 @@
 //! Frames that are about the connection: handshake, fencing, renewals, and everything malformed.
 
 use ashlar_engine::SocketId;
-use ashlar_replica::{Answer, Attachment, refusal_of};
+use ashlar_replica::{Answer, Attachment, Promised, refusal_of};
 use ashlar_replication::member;
 use ashlar_replication::message::{Refusal, RequestId};
 use ashlar_replication::values::{Sequence, Time};
@@ -156,6 +156,10 @@ impl Core {
             return Err(Refusal::BadRequest);
         }
         let state = member::fence(&replica.state, subject.epoch)?;
+        let promised = Promised {
+            state: state.clone(),
+            torn: replica.torn.clone(),
+        };
         let attachment = Attachment {
             slot,
             volume: subject.volume,
@@ -174,7 +178,7 @@ impl Core {
         };
         // L3: before anything else is sent on the old attachment's connection.
         self.supersede(asker);
-        let answer = Answer::Fence(Box::new(state.clone()));
+        let answer = Answer::Fence(Box::new(promised));
         let token = self.begin(now, asker, Cost::default(), 0, answer);
         // Written also when nothing changes: an equal promise may still be on its way to the device.
         let submitted = self.store.set_state(&mut self.device, token, slot, state);

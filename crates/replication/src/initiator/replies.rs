@@ -20,7 +20,9 @@ impl<P: Clone> Initiator<P> {
             self.down(now, member, effects);
         }
         self.peers[n].up = true;
-        if !matches!(self.phase, Phase::Idle | Phase::Over) && !self.peers[n].fenced {
+        // It may have refused by a promise that was not durable yet, and have lost that in a crash.
+        self.peers[n].fenced = false;
+        if !matches!(self.phase, Phase::Idle | Phase::Over) {
             self.send_fence(now, n, effects);
         }
     }

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
 use ashlar_replica::{
-    Answer, BlockSource, Decision, Finished, decide, promise, refusal_of, submit,
+    Answer, BlockSource, Decision, Finished, Promised, decide, promise, refusal_of, submit,
 };
 use ashlar_replication::configuration::{Ack, MemberState};
 use ashlar_replication::message::{
@@ -427,7 +427,7 @@ impl Disk {
                     result: Ok(ReadData { positions, content }),
                 }
             }
-            Finished::Fence(state, result) => match self.promised_state(*state, result) {
+            Finished::Fence(promised, result) => match self.promised_state(*promised, result) {
                 Ok(reply) => reply,
                 Err(refusal) => {
                     // Superseded, but durable all the same.
@@ -448,18 +448,19 @@ impl Disk {
 
     fn promised_state(
         &self,
-        state: MemberState,
+        promised: Promised,
         result: Result<(), Refusal>,
     ) -> Result<Reply<Payload>, Refusal> {
         result?;
-        let epoch = state.promised;
+        let epoch = promised.state.promised;
         let replica = self.store.replica(self.slot);
         let replica = replica.ok_or(Refusal::UnknownReplica)?;
+        let Promised { state, torn } = promise(replica, promised, self.durable)?;
         Ok(Reply::Promised {
             epoch,
-            state: promise(replica, state, self.durable)?,
+            state,
             size_blocks: replica.size_blocks,
-            torn: replica.torn.clone(),
+            torn,
         })
     }
 
