@@ -161,6 +161,24 @@ pub enum Request<P> {
 }
 
 impl<P> Request<P> {
+    /// Of this request; zero for Fence, and for Write, which is known by its sequence.
+    pub fn id(&self) -> RequestId {
+        match self {
+            Request::Fence { .. } | Request::Write { .. } => RequestId(0),
+            Request::StoreConfig { id, .. }
+            | Request::BeginResync { id, .. }
+            | Request::Copy { id, .. }
+            | Request::MarkComplete { id, .. }
+            | Request::Equalise { id, .. }
+            | Request::SetLast { id, .. }
+            | Request::Read { id, .. }
+            | Request::Compare { id, .. }
+            | Request::Digests { id, .. }
+            | Request::ListAbove { id, .. }
+            | Request::Repair { id, .. } => *id,
+        }
+    }
+
     /// The same request with another kind of content.
     pub fn map_content<Q>(self, map: impl Fn(Content<P>) -> Content<Q>) -> Request<Q> {
         match self {
@@ -411,12 +429,9 @@ impl ReplicaState {
     }
 }
 
-impl Reply<()> {
-    /// The same reply where it carries no data, as one that could.
-    ///
-    /// # Panics
-    /// When it is [`Reply::Data`] with data.
-    pub fn without_data<P>(self) -> Reply<P> {
+impl<P> Reply<P> {
+    /// The same reply with another kind of content.
+    pub fn map_content<Q>(self, map: impl FnOnce(Content<P>) -> Content<Q>) -> Reply<Q> {
         match self {
             Reply::Promised {
                 epoch,
@@ -448,7 +463,10 @@ impl Reply<()> {
             Reply::Digests { id, digests } => Reply::Digests { id, digests },
             Reply::Data { id, result } => Reply::Data {
                 id,
-                result: result.map(|_| panic!("a reply with data")),
+                result: result.map(|read| ReadData {
+                    positions: read.positions,
+                    content: map(read.content),
+                }),
             },
         }
     }

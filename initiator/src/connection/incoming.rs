@@ -127,55 +127,10 @@ fn lift_reply(
                 span,
             };
         }
-        Reply::Data {
-            id,
-            result:
-                Ok(ReadData {
-                    positions,
-                    content: Content::Zeros,
-                }),
-        } => {
-            let content = Content::Zeros;
-            Reply::Data {
-                id,
-                result: Ok(ReadData { positions, content }),
-            }
-        }
-        Reply::Data {
-            id,
-            result: Err(error),
-        } => Reply::Data {
-            id,
-            result: Err(error),
-        },
-        Reply::Promised {
-            epoch,
-            state,
-            size_blocks,
-            torn,
-        } => Reply::Promised {
-            epoch,
-            state,
-            size_blocks,
-            torn,
-        },
-        Reply::Refused { id, refusal } => Reply::Refused { id, refusal },
-        Reply::WriteRefused { sequence, refusal } => Reply::WriteRefused { sequence, refusal },
-        Reply::Done { id } => Reply::Done { id },
-        Reply::Applied { sequence } => Reply::Applied { sequence },
-        Reply::Copied { id, changed } => Reply::Copied { id, changed },
-        Reply::Positions {
-            id,
-            positions,
-            next,
-            last,
-        } => Reply::Positions {
-            id,
-            positions,
-            next,
-            last,
-        },
-        Reply::Digests { id, digests } => Reply::Digests { id, digests },
+        other => other.map_content(|content| match content {
+            Content::Zeros => Content::Zeros,
+            Content::Data(_) => unreachable!("data was lifted above"),
+        }),
     };
     Incoming::Reply { handle, reply }
 }

@@ -112,25 +112,13 @@ impl Core {
         request: &Request<P>,
         refusal: Refusal,
     ) {
-        let id = match request {
+        match request {
             Request::Write { sequence, .. } => {
-                return self.refuse_write(socket, handle, *sequence, refusal);
+                self.refuse_write(socket, handle, *sequence, refusal);
             }
-            Request::Read { id, .. } => return self.refuse_read(socket, handle, *id, refusal),
-            // The decoder makes none of it.
-            Request::Fence { .. } => RequestId(0),
-            Request::StoreConfig { id, .. }
-            | Request::BeginResync { id, .. }
-            | Request::Copy { id, .. }
-            | Request::MarkComplete { id, .. }
-            | Request::Equalise { id, .. }
-            | Request::SetLast { id, .. }
-            | Request::Compare { id, .. }
-            | Request::Digests { id, .. }
-            | Request::ListAbove { id, .. }
-            | Request::Repair { id, .. } => *id,
-        };
-        self.refuse(socket, handle, id, refusal);
+            Request::Read { id, .. } => self.refuse_read(socket, handle, *id, refusal),
+            request => self.refuse(socket, handle, request.id(), refusal),
+        }
     }
 
     /// Passes a request to the store at once, or queues it where the device is busy.

@@ -378,111 +378,15 @@ fn with_content<'a>(
     request: &Request<&[u8]>,
     content: Content<BlockData<'a>>,
 ) -> Request<BlockData<'a>> {
-    match request.clone() {
-        Request::Write {
-            sequence, range, ..
-        } => Request::Write {
-            sequence,
-            range,
-            content,
-        },
-        Request::Copy {
-            id,
-            pass,
-            range,
-            steps,
-            ..
-        } => Request::Copy {
-            id,
-            pass,
-            range,
-            steps,
-            content,
-        },
-        Request::Equalise {
-            id,
-            range,
-            positions,
-            ..
-        } => Request::Equalise {
-            id,
-            range,
-            positions,
-            content,
-        },
-        Request::Repair {
-            id,
-            block,
-            position,
-            ..
-        } => Request::Repair {
-            id,
-            block,
-            position,
-            content,
-        },
-        Request::Fence { epoch } => Request::Fence { epoch },
-        Request::StoreConfig {
-            id,
-            configuration,
-            start,
-        } => Request::StoreConfig {
-            id,
-            configuration,
-            start,
-        },
-        Request::BeginResync { id, pass, sequence } => Request::BeginResync { id, pass, sequence },
-        Request::MarkComplete { id, pass } => Request::MarkComplete { id, pass },
-        Request::SetLast { id, position } => Request::SetLast { id, position },
-        Request::Read { id, range, torn } => Request::Read { id, range, torn },
-        Request::Compare { id, extent } => Request::Compare { id, extent },
-        Request::Digests { id, from, count } => Request::Digests { id, from, count },
-        Request::ListAbove { id, floor, from } => Request::ListAbove { id, floor, from },
-    }
+    request.clone().map_content(|_| content.clone())
 }
 
 fn own_reply(reply: Reply<BlockData<'_>>) -> Reply<Vec<u8>> {
-    match reply {
-        Reply::Promised {
-            epoch,
-            state,
-            size_blocks,
-            torn,
-        } => Reply::Promised {
-            epoch,
-            state,
-            size_blocks,
-            torn,
-        },
-        Reply::Refused { id, refusal } => Reply::Refused { id, refusal },
-        Reply::WriteRefused { sequence, refusal } => Reply::WriteRefused { sequence, refusal },
-        Reply::Done { id } => Reply::Done { id },
-        Reply::Applied { sequence } => Reply::Applied { sequence },
-        Reply::Copied { id, changed } => Reply::Copied { id, changed },
-        Reply::Data { id, result } => Reply::Data {
-            id,
-            result: result.map(|read| ashlar_replication::message::ReadData {
-                positions: read.positions,
-                content: match read.content {
-                    Content::Zeros => Content::Zeros,
-                    Content::Data(blocks) => {
-                        assert_eq!(blocks.first_bad_block(), None, "right checksums");
-                        Content::Data(blocks.data.to_vec())
-                    }
-                },
-            }),
-        },
-        Reply::Positions {
-            id,
-            positions,
-            next,
-            last,
-        } => Reply::Positions {
-            id,
-            positions,
-            next,
-            last,
-        },
-        Reply::Digests { id, digests } => Reply::Digests { id, digests },
-    }
+    reply.map_content(|content| match content {
+        Content::Zeros => Content::Zeros,
+        Content::Data(blocks) => {
+            assert_eq!(blocks.first_bad_block(), None, "right checksums");
+            Content::Data(blocks.data.to_vec())
+        }
+    })
 }

@@ -25,7 +25,7 @@ use ashlar_store::{
 };
 use zerocopy::little_endian::U32;
 
-use super::{Payload, Queued, SIZE_BLOCKS, Stored, request_id};
+use super::{Payload, Queued, SIZE_BLOCKS, Stored};
 use crate::ledger::Violation;
 use crate::random::Random;
 
@@ -330,7 +330,7 @@ impl Disk {
                 result: Err(refusal.into()),
             },
             request => Reply::Refused {
-                id: request_id(request),
+                id: request.id(),
                 refusal,
             },
         };
@@ -407,7 +407,9 @@ impl Disk {
                 self.durable = last;
                 Reply::Done { id }
             }
-            Finished::Reply(reply) | Finished::Refused(reply, _) => reply.without_data(),
+            Finished::Reply(reply) | Finished::Refused(reply, _) => {
+                reply.map_content(|_| unreachable!("data comes as Finished::Data"))
+            }
             Finished::ReadFailed(id, error) => Reply::Data {
                 id,
                 result: Err(error),
@@ -433,7 +435,7 @@ impl Disk {
                     // Superseded, but durable all the same.
                     is_step = result.is_ok();
                     Reply::Refused {
-                        id: request_id(&queued.request),
+                        id: queued.request.id(),
                         refusal,
                     }
                 }

@@ -8,8 +8,7 @@ use ashlar_replication::digest::positions_digest;
 use ashlar_replication::faults::{Fault, is_broken};
 use ashlar_replication::member::{self, WriteDecision};
 use ashlar_replication::message::{
-    BlockPosition, Content, CopyStep, ReadData, ReadError, Refusal, Reply, Request, RequestId,
-    TornBlocks,
+    BlockPosition, Content, CopyStep, ReadData, ReadError, Refusal, Reply, Request, TornBlocks,
 };
 use ashlar_replication::values::{
     Block, BlockRange, EXTENT_BLOCKS, Epoch, EpochNumber, ExtentIndex, MemberId, Position, Sequence,
@@ -189,7 +188,7 @@ impl Node {
                     refusal,
                 },
                 request => Reply::Refused {
-                    id: request_id(request),
+                    id: request.id(),
                     refusal,
                 },
             },
@@ -207,7 +206,7 @@ impl Node {
                     refusal,
                 },
                 _ => Reply::Refused {
-                    id: request_id(request),
+                    id: request.id(),
                     refusal,
                 },
             },
@@ -291,9 +290,7 @@ impl Node {
             | Request::Digests { .. }
             | Request::ListAbove { .. } => return Err(Refusal::BadRequest),
         }
-        Ok(Reply::Done {
-            id: request_id(request),
-        })
+        Ok(Reply::Done { id: request.id() })
     }
 
     fn promise(&self, epoch: Epoch) -> Reply<Payload> {
@@ -388,7 +385,7 @@ impl Node {
                 result: Err(refusal.into()),
             },
             (_, Err(refusal)) => Reply::Refused {
-                id: request_id(request),
+                id: request.id(),
                 refusal,
             },
             (Request::Read { id, range, torn }, Ok(())) => Reply::Data {
@@ -425,7 +422,7 @@ impl Node {
                 digests: self.digests(*from, *count),
             },
             _ => Reply::Refused {
-                id: request_id(request),
+                id: request.id(),
                 refusal: Refusal::BadRequest,
             },
         }
@@ -478,21 +475,4 @@ impl Node {
 
 fn entry(block: Block, position: Position) -> BlockPosition {
     BlockPosition { block, position }
-}
-
-fn request_id(request: &Request<Payload>) -> RequestId {
-    match request {
-        Request::Fence { .. } | Request::Write { .. } => RequestId(0),
-        Request::StoreConfig { id, .. }
-        | Request::BeginResync { id, .. }
-        | Request::Copy { id, .. }
-        | Request::MarkComplete { id, .. }
-        | Request::Equalise { id, .. }
-        | Request::SetLast { id, .. }
-        | Request::Read { id, .. }
-        | Request::Compare { id, .. }
-        | Request::Digests { id, .. }
-        | Request::ListAbove { id, .. }
-        | Request::Repair { id, .. } => *id,
-    }
 }
